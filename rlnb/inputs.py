@@ -1,0 +1,130 @@
+"""What every formula does with its arguments before it computes.
+
+The formulas take NumPy arrays, torch tensors or plain numbers and lists, and
+refuse what would give a wrong number. A refusal names the argument, the value
+seen and what is allowed. Nothing here imports torch.
+"""
+
+import math
+
+import array_api_compat as api
+import numpy as np
+
+
+def refuse(name, seen, allowed):
+    raise ValueError(f"{name} is {seen}; allowed: {allowed}")
+
+
+def arrays(**named):
+    """Return (namespace, array, array, ...) in one library and one dtype.
+
+    Numbers and lists follow the arrays beside them; float64 and float32 are
+    kept, integers and booleans become floating. Refused: NumPy beside torch,
+    half precision (its log-probabilities are too coarse to subtract),
+    complex numbers, text, nothing at all.
+    """
+    tensors = [name for name, x in named.items() if api.is_torch_array(x)]
+    plain = [name for name, x in named.items() if isinstance(x, np.ndarray)]
+    if tensors and plain:
+        raise ValueError(
+            f"{tensors[0]} is a torch tensor and {plain[0]} a NumPy array; "
+            "allowed: both from one library"
+        )
+    like = named[tensors[0]] if tensors else None
+    found = {name: _array(name, x, like) for name, x in named.items()}
+    xp = api.array_namespace(*found.values())
+    floating = [x for x in found.values() if xp.isdtype(x.dtype, "real floating")]
+    default = xp.empty(0).dtype  # float64 in NumPy, torch's default in torch
+    dtype = xp.result_type(*floating) if floating else default
+    return xp, *(xp.astype(x, dtype, copy=False) for x in found.values())
+
+
+def _array(name, value, like):
+    if not api.is_torch_array(value):
+        try:
+            value = np.asarray(value)
+        except (ValueError, TypeError) as error:
+            refuse(name, f"no array ({error})", "numbers in a rectangular shape")
+        if value.dtype.kind not in "biuf":
+            refuse(name, f"of dtype {value.dtype}", "real numbers")
+        if like is not None:
+            torch = api.array_namespace(like)
+            floating = value.dtype.kind == "f" and like.dtype.is_floating_point
+            value = torch.asarray(
+                value.tolist(),
+                dtype=like.dtype if floating else None,
+                device=like.device,
+            )
+    if str(value.dtype).split(".")[-1] in ("float16", "bfloat16"):
+        refuse(name, f"of dtype {value.dtype}", "float32 or float64")
+    if "complex" in str(value.dtype):
+        refuse(name, f"of dtype {value.dtype}", "real numbers")
+    if 0 in value.shape:
+        refuse(name, f"empty, shape {tuple(value.shape)}", "at least one value")
+    return value
+
+
+def integers(name, value, beside=None):
+    """Return (namespace, array) of integers, in the library of `beside`."""
+    mixed = isinstance(value, np.ndarray) and api.is_torch_array(beside)
+    if mixed or api.is_torch_array(value) and isinstance(beside, np.ndarray):
+        refuse(name, type(value), f"an array as the one beside it, {type(beside)}")
+    value = _array(name, value, beside if api.is_torch_array(beside) else None)
+    xp = api.array_namespace(value)
+    if not xp.isdtype(value.dtype, "integral"):
+        refuse(name, f"of dtype {value.dtype}", "integers")
+    return xp, value
+
+
+def widened(x):
+    """x in float32 if it is half precision, else x itself."""
+    if api.is_array_api_obj(x) and str(x.dtype).endswith("float16"):
+        xp = api.array_namespace(x)
+        return xp.astype(x, xp.float32)
+    return x
+
+
+def refuse_where(xp, bad, name, x, allowed):
+    """Refuse x if any entry of `bad` is true, and say which entry it was."""
+    if not bool(xp.any(bad)):
+        return
+    bad, x = xp.broadcast_arrays(bad, x)
+    at = tuple(int(i[0]) for i in xp.nonzero(bad)) if x.ndim else ()
+    where = f"[{', '.join(map(str, at))}]" if at else ""
+    refuse(name + where, f"{float(x[at]):g}", allowed)
+
+
+def refuse_infinite(xp, name, x):
+    refuse_where(xp, ~xp.isfinite(x), name, x, "finite numbers")
+
+
+def refuse_log_probs(xp, logp, logq):
+    """Refuse what cannot be two log-probabilities of one sampled outcome."""
+    for name, x in (("logp", logp), ("logq", logq)):
+        refuse_where(xp, ~(x <= 1e-5), name, x, "log-probabilities, at most 0")
+    both = (logp == -xp.inf) & (logq == -xp.inf)
+    refuse_where(xp, both, "logp", logp, "not -inf where logq is -inf")
+
+
+def refuse_shapes(**named):
+    """Refuse arrays that do not broadcast, naming each with its shape."""
+    shapes = {name: tuple(x.shape) for name, x in named.items()}
+    try:
+        return np.broadcast_shapes(*shapes.values())
+    except ValueError:
+        seen = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(
+            f"shapes do not fit together: {seen}; allowed: equal shapes, or "
+            "shapes that broadcast"
+        ) from None
+
+
+def number(name, value, allowed, accept):
+    """Return `value` as a float if it is one finite number that `accept`s."""
+    try:
+        x = math.nan if isinstance(value, (str, bool)) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        x = math.nan
+    if not (math.isfinite(x) and accept(x)):
+        refuse(name, repr(value), allowed)
+    return x
