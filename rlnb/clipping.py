@@ -50,8 +50,8 @@ def clipped_slope(ratio, advantage, eps):
 def clip_fraction(ratio, advantage, eps):
     """The share of samples whose slope is 0: one number from 0 to 1."""
     active = clip_is_active(ratio, advantage, eps)
-    xp, active = arrays(active=active)
-    return xp.mean(active)
+    xp, ratio, advantage, eps = _checked(ratio, advantage, eps)
+    return xp.mean(xp.astype(active, ratio.dtype))
 
 
 def dual_clip(ratio, advantage, eps, c):
@@ -59,7 +59,7 @@ def dual_clip(ratio, advantage, eps, c):
 
     Source: Ye et al. 2020, arXiv 1912.09729, equation 5.
     """
-    c = number("c", c, "a finite number > 1", lambda c: c > 1)
+    c = number("c", c, "a number > 1, below 1e30", lambda c: c > 1)
     surrogate = clipped_surrogate(ratio, advantage, eps)
     xp, ratio, advantage, eps = _checked(ratio, advantage, eps)
     floor = xp.maximum(surrogate, c * advantage)
@@ -75,7 +75,7 @@ def should_stop(log_ratio, limit):
     negative when the policy has moved far. Ask after each minibatch.
     Source: Schulman 2020, http://joschu.net/blog/kl-approx.html
     """
-    limit = number("limit", limit, "a finite number > 0", lambda x: x > 0)
+    limit = number("limit", limit, "a number > 0, below 1e30", lambda x: x > 0)
     xp, log_ratio = arrays(log_ratio=log_ratio)
     bad = ~(log_ratio < xp.inf)
     refuse_where(xp, bad, "log_ratio", log_ratio, "finite, or -inf")

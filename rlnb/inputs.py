@@ -6,6 +6,7 @@ seen and what is allowed. Nothing here imports torch.
 """
 
 import math
+from numbers import Real
 
 import array_api_compat as api
 import numpy as np
@@ -30,50 +31,58 @@ def arrays(**named):
             f"{tensors[0]} is a torch tensor and {plain[0]} a NumPy array; "
             "allowed: both from one library"
         )
-    like = named[tensors[0]] if tensors else None
-    found = {name: _array(name, x, like) for name, x in named.items()}
-    xp = api.array_namespace(*found.values())
-    floating = [x for x in found.values() if xp.isdtype(x.dtype, "real floating")]
+    found = {name: _array(name, x) for name, x in named.items()}
+    given = [found[name] for name in tensors or plain or found]
+    xp = api.array_namespace(*given)
+    floating = [x for x in given if xp.isdtype(x.dtype, "real floating")]
     default = xp.empty(0).dtype  # float64 in NumPy, torch's default in torch
     dtype = xp.result_type(*floating) if floating else default
-    return xp, *(xp.astype(x, dtype, copy=False) for x in found.values())
+    return xp, *(_like(given[0], x, dtype) for x in found.values())
 
 
-def _array(name, value, like):
+def _array(name, value):
     if not api.is_torch_array(value):
         try:
             value = np.asarray(value)
-        except (ValueError, TypeError) as error:
-            refuse(name, f"no array ({error})", "numbers in a rectangular shape")
-        if value.dtype.kind not in "biuf":
-            refuse(name, f"of dtype {value.dtype}", "real numbers")
-        if like is not None:
-            torch = api.array_namespace(like)
-            floating = value.dtype.kind == "f" and like.dtype.is_floating_point
-            value = torch.asarray(
-                value.tolist(),
-                dtype=like.dtype if floating else None,
-                device=like.device,
+        except (ValueError, TypeError, RuntimeError) as error:
+            refuse(
+                name, f"no array ({error})", "numbers in a rectangular shape"
             )
-    if str(value.dtype).split(".")[-1] in ("float16", "bfloat16"):
-        refuse(name, f"of dtype {value.dtype}", "float32 or float64")
-    if "complex" in str(value.dtype):
-        refuse(name, f"of dtype {value.dtype}", "real numbers")
+        if value.dtype.kind not in "biufc":
+            refuse(name, f"of dtype {value.dtype}", "real numbers")
+    dtype = str(value.dtype).removeprefix("torch.")
+    if "complex" in dtype:
+        refuse(name, f"of dtype {dtype}", "real numbers")
+    if "float" in dtype and dtype not in ("float32", "float64"):
+        refuse(name, f"of dtype {dtype}", "float32 or float64")
     if 0 in value.shape:
-        refuse(name, f"empty, shape {tuple(value.shape)}", "at least one value")
+        refuse(
+            name, f"empty, shape {tuple(value.shape)}", "at least one value"
+        )
     return value
 
 
+def _like(given, x, dtype):
+    xp = api.array_namespace(given)
+    if api.is_torch_array(given) and not api.is_torch_array(x):
+        return xp.asarray(x.tolist(), dtype=dtype, device=given.device)
+    return xp.astype(x, dtype, copy=False)
+
+
 def integers(name, value, beside=None):
-    """Return (namespace, array) of integers, in the library of `beside`."""
+    """Return (namespace, array) of int64, in the library of `beside`."""
     mixed = isinstance(value, np.ndarray) and api.is_torch_array(beside)
     if mixed or api.is_torch_array(value) and isinstance(beside, np.ndarray):
-        refuse(name, type(value), f"an array as the one beside it, {type(beside)}")
-    value = _array(name, value, beside if api.is_torch_array(beside) else None)
+        refuse(
+            name, type(value), f"an array as the one beside it, {type(beside)}"
+        )
+    value = _array(name, value)
     xp = api.array_namespace(value)
     if not xp.isdtype(value.dtype, "integral"):
         refuse(name, f"of dtype {value.dtype}", "integers")
-    return xp, value
+    beside = value if beside is None else beside
+    xp = api.array_namespace(beside)
+    return xp, _like(beside, value, xp.int64)
 
 
 def widened(x):
@@ -91,7 +100,7 @@ def refuse_where(xp, bad, name, x, allowed):
     bad, x = xp.broadcast_arrays(bad, x)
     at = tuple(int(i[0]) for i in xp.nonzero(bad)) if x.ndim else ()
     where = f"[{', '.join(map(str, at))}]" if at else ""
-    refuse(name + where, f"{float(x[at]):g}", allowed)
+    refuse(name + where, f"{x[at].item():.8g}", allowed)
 
 
 def refuse_infinite(xp, name, x):
@@ -120,11 +129,16 @@ def refuse_shapes(**named):
 
 
 def number(name, value, allowed, accept):
-    """Return `value` as a float if it is one finite number that `accept`s."""
+    """Return `value` as a float if it is one number that `accept`s.
+
+    Refused from 1e30 on, so that its products stay finite in float32.
+    """
+    plain = value.item() if getattr(value, "shape", None) == () else value
+    real = isinstance(plain, Real) and not isinstance(plain, bool)
     try:
-        x = math.nan if isinstance(value, (str, bool)) else float(value)
-    except (TypeError, ValueError, RuntimeError):
-        x = math.nan
-    if not (math.isfinite(x) and accept(x)):
+        x = float(plain) if real else math.nan
+    except OverflowError:
+        x = math.inf
+    if not (abs(x) < 1e30 and accept(x)):
         refuse(name, repr(value), allowed)
     return x

@@ -41,8 +41,9 @@ def kl_divergence(p, q, axis=-1):
     _refuse_non_distribution(xp, "p", p, axis)
     _refuse_non_distribution(xp, "q", q, axis)
     refuse_shapes(p=p, q=q)
-    if p.shape[axis] != q.shape[axis]:
-        refuse("q", f"over {q.shape[axis]} outcomes", f"{p.shape[axis]}, as p")
+    _refuse_other_outcomes("q", q, p, axis)
+    if axis >= 0 and p.ndim != q.ndim:
+        refuse("axis", axis, "-1, -2, ... where p and q differ in their axes")
     # log only where it is finite, so that neither value nor gradient is NaN
     live, missing = p > 0, (p > 0) & (q == 0)
     log_p = xp.log(xp.where(live, p, 1.0))
@@ -72,10 +73,9 @@ def shaped_reward(reward, log_ratio, beta):
     refuse_where(
         xp, xp.isnan(log_ratio), "log_ratio", log_ratio, "numbers, or +-inf"
     )
-    shape = refuse_shapes(reward=reward, log_ratio=log_ratio)
-    if beta == 0:
-        return xp.broadcast_to(reward, shape)
-    return reward - beta * log_ratio
+    refuse_shapes(reward=reward, log_ratio=log_ratio)
+    penalty = beta * log_ratio if beta else xp.zeros_like(log_ratio)
+    return reward - penalty
 
 
 def regularized_objective(p, q, reward, beta):
@@ -85,10 +85,11 @@ def regularized_objective(p, q, reward, beta):
     asked: q is not looked at and may be None.
     """
     beta = _beta(beta)
-    xp, p, reward = arrays(p=p, reward=reward)
+    xp, p, q, reward = arrays(p=p, q=q if beta else p, reward=reward)
     _refuse_non_distribution(xp, "p", p, -1)
     refuse_infinite(xp, "reward", reward)
     refuse_shapes(p=p, reward=reward)
+    _refuse_other_outcomes("reward", reward, p)
     expected_reward = xp.sum(p * reward, axis=-1)
     if beta == 0:
         return expected_reward
@@ -109,23 +110,41 @@ def tilted_optimum(q, reward, beta):
     _refuse_non_distribution(xp, "q", q, -1)
     refuse_infinite(xp, "reward", reward)
     refuse_shapes(q=q, reward=reward)
+    _refuse_other_outcomes("reward", reward, q)
     reachable = xp.where(q > 0, reward, -xp.inf)
-    # the best outcome has gap 0, so exp never overflows, however small beta
-    gap = xp.where(q > 0, reward - xp.max(reachable, axis=-1, keepdims=True), 0.0)
-    tilt = xp.exp(gap / beta) if beta else xp.astype(gap == 0, q.dtype)
+    # the best outcome has gap 0, and exp(-1e4) is 0: nothing overflows
+    gap = xp.where(
+        q > 0, reward - xp.max(reachable, axis=-1, keepdims=True), 0.0
+    )
+    if beta:
+        tilt = xp.exp(xp.clip(gap, -1e4 * beta, 0.0) / beta)
+    else:
+        tilt = xp.astype(gap == 0, q.dtype)
     weight = q * tilt
     return weight / xp.sum(weight, axis=-1, keepdims=True)
 
 
 def _beta(beta):
-    return number("beta", beta, "a finite number >= 0", lambda b: b >= 0)
+    """beta as a float: 0, or so large that it is not 0 in float32 either."""
+    beta = number("beta", beta, "a number >= 0, below 1e30", lambda b: b >= 0)
+    return max(beta, 1e-30) if beta else 0.0
+
+
+def _refuse_other_outcomes(name, x, p, axis=-1):
+    if x.ndim and x.shape[axis] != p.shape[axis]:
+        allowed = f"{p.shape[axis]}, as the probabilities beside it"
+        refuse(name, f"over {x.shape[axis]} outcomes", allowed)
 
 
 def _refuse_non_distribution(xp, name, p, axis):
-    if not -p.ndim <= axis < p.ndim:
-        refuse(name, f"of shape {tuple(p.shape)}", f"an axis {axis} to sum over")
+    if axis not in range(-p.ndim, p.ndim):
+        refuse(
+            "axis", repr(axis), f"an axis of {name}, shape {tuple(p.shape)}"
+        )
     refuse_where(xp, ~(p >= 0), name, p, "probabilities, at least 0")
     total = xp.sum(p, axis=axis)
     slack = 1e-6 if p.dtype == xp.float64 else 1e-4
     off = ~(abs(total - 1) <= slack)
-    refuse_where(xp, off, f"the sum of {name}", total, "1, as for a distribution")
+    refuse_where(
+        xp, off, f"the sum of {name}", total, "1, as for a distribution"
+    )

@@ -44,6 +44,11 @@ def sequence_log_ratio(logp, logq, mask):
     mask = _mask(xp, mask, logp=logp, logq=logq)
     logp, logq = xp.where(mask, logp, 0.0), xp.where(mask, logq, 0.0)
     refuse_log_probs(xp, logp, logq)
+    sums = xp.sum(logp, axis=-1), xp.sum(logq, axis=-1)
+    impossible = (sums[0] == -xp.inf) & (sums[1] == -xp.inf)
+    refuse_where(
+        xp, impossible, "the sum of logp", sums[0], "not -inf where logq's is"
+    )
     tokens = xp.count_nonzero(mask, axis=-1)
     refuse_where(
         xp, tokens == 0, "the number of tokens in mask", tokens, "at least 1"
@@ -87,28 +92,38 @@ def token_log_probs(logits, ids, temperature=1.0):
     without the last row, which scores a token that is not there. ids:
     integers (..., T). Returns (..., T-1), nats. Give the temperature that the
     sampler used: the two distributions differ otherwise. Half-precision
-    logits are computed in float32. A logit of -inf is a masked token.
+    logits are computed in float32. A logit of -inf, or below -1e30,
+    is a masked token.
     """
     temperature = number(
-        "temperature", temperature, "a finite number > 0", lambda t: t > 0
+        "temperature", temperature, "from 1e-30 to 1e30", lambda t: t > 1e-30
     )
     xp, logits = arrays(logits=widened(logits))
     _, ids = integers("ids", ids, beside=logits)
     rows, size = _rows_and_size(logits, ids)
     ids = ids[..., 1:]
     refuse_where(
-        xp, (ids < 0) | (ids >= size), "the next of ids", ids, f"0 to {size - 1}"
+        xp,
+        (ids < 0) | (ids >= size),
+        "the next of ids",
+        ids,
+        f"0 to {size - 1}",
     )
-    logits = logits[..., :rows, :] / temperature
+    logits = logits[..., :rows, :]
+    logits = xp.where(logits < -1e30, -xp.inf, logits) / temperature
     refuse_where(xp, ~(logits < xp.inf), "logits", logits, "finite, or -inf")
     top = xp.max(logits, axis=-1, keepdims=True)
     refuse_where(xp, top == -xp.inf, "the largest logit of", top, "finite")
-    total = xp.log(xp.sum(xp.exp(logits - top), axis=-1, keepdims=True)) + top
+    logits = logits - top  # before the sum: large logits would swallow its log
+    total = xp.log(xp.sum(xp.exp(logits), axis=-1, keepdims=True))
     return xp.take_along_axis(logits - total, ids[..., None], axis=-1)[..., 0]
 
 
 def _rows_and_size(logits, ids):
-    tokens, fits = ids.shape[-1] if ids.ndim else 0, logits.ndim == ids.ndim + 1
+    tokens, fits = (
+        ids.shape[-1] if ids.ndim else 0,
+        logits.ndim == ids.ndim + 1,
+    )
     if tokens < 2:
         refuse("ids", f"of shape {tuple(ids.shape)}", "at least 2 tokens")
     fits = fits and logits.shape[:-2] == ids.shape[:-1]
@@ -123,6 +138,8 @@ def _mask(xp, mask, **beside):
     refuse_where(xp, (mask != 0) & (mask != 1), "mask", mask, "0 and 1")
     for name, x in beside.items():
         if x.shape != mask.shape or not mask.ndim:
-            seen = f"of shape {tuple(mask.shape)} beside {name} {tuple(x.shape)}"
+            seen = (
+                f"of shape {tuple(mask.shape)} beside {name} {tuple(x.shape)}"
+            )
             refuse("mask", seen, "one shape, with an axis of tokens")
     return mask == 1
