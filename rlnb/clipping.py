@@ -31,10 +31,8 @@ def clip_is_active(ratio, advantage, eps):
     That is A > 0 with w > 1+eps, or A < 0 with w < 1-eps. On the other side
     the same w is outside the range and is not clipped.
     """
-    xp, ratio, advantage, eps = _checked(ratio, advantage, eps)
-    above = (advantage > 0) & (ratio > 1 + eps)
-    below = (advantage < 0) & (ratio < 1 - eps)
-    return above | below
+    _, ratio, advantage, eps = _checked(ratio, advantage, eps)
+    return _is_active(ratio, advantage, eps)
 
 
 def clipped_slope(ratio, advantage, eps):
@@ -42,9 +40,14 @@ def clipped_slope(ratio, advantage, eps):
 
     At a kink itself it is A, as torch's autograd has it.
     """
-    active = clip_is_active(ratio, advantage, eps)
     xp, ratio, advantage, eps = _checked(ratio, advantage, eps)
-    return xp.where(active, 0.0, advantage)
+    return xp.where(_is_active(ratio, advantage, eps), 0.0, advantage)
+
+
+def _is_active(ratio, advantage, eps):
+    above = (advantage > 0) & (ratio > 1 + eps)
+    below = (advantage < 0) & (ratio < 1 - eps)
+    return above | below
 
 
 def clip_fraction(ratio, advantage, eps):

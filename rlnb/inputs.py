@@ -32,7 +32,8 @@ def arrays(**named):
             "allowed: both from one library"
         )
     found = {name: _array(name, x) for name, x in named.items()}
-    given = [found[name] for name in tensors or plain or found]
+    scalars = [name for name, x in named.items() if isinstance(x, np.generic)]
+    given = [found[name] for name in tensors or plain or scalars or found]
     xp = api.array_namespace(*given)
     floating = [x for x in given if xp.isdtype(x.dtype, "real floating")]
     default = xp.empty(0).dtype  # float64 in NumPy, torch's default in torch
@@ -100,7 +101,7 @@ def refuse_where(xp, bad, name, x, allowed):
     bad, x = xp.broadcast_arrays(bad, x)
     at = tuple(int(i[0]) for i in xp.nonzero(bad)) if x.ndim else ()
     where = f"[{', '.join(map(str, at))}]" if at else ""
-    refuse(name + where, f"{x[at].item():.8g}", allowed)
+    refuse(name + where, f"{x[at].item():.7g}", allowed)
 
 
 def refuse_infinite(xp, name, x):

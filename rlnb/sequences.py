@@ -95,8 +95,9 @@ def token_log_probs(logits, ids, temperature=1.0):
     logits are computed in float32. A logit of -inf, or below -1e30,
     is a masked token.
     """
+    allowed = "a number > 0, from 1e-30 to 1e30"
     temperature = number(
-        "temperature", temperature, "from 1e-30 to 1e30", lambda t: t > 1e-30
+        "temperature", temperature, allowed, lambda t: t >= 1e-30
     )
     xp, logits = arrays(logits=widened(logits))
     _, ids = integers("ids", ids, beside=logits)

@@ -4,8 +4,10 @@ import base64
 import io
 import textwrap
 
-from matplotlib import patheffects
+import numpy as np
+from matplotlib import patheffects, rc_context
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 
 from .picture import COLORS, DASHES, Band, Bars, Dots, Line
 
@@ -22,6 +24,7 @@ class Drawing(Figure):
         return png_bundle(self)
 
 
+@rc_context({"text.parse_math": False})  # a $ is a $, as under sliders
 def draw(picture):
     """Return the picture as a matplotlib figure; a notebook shows it."""
     figure = Drawing(figsize=_size(picture), dpi=DPI, layout="constrained")
@@ -31,9 +34,11 @@ def draw(picture):
         _draw_panel(panel, ax)
     wide = int(figure.get_figwidth() * 13.5)
     if picture.readouts:
-        text = "      ".join(f"{r.name} = {r.text}" for r in picture.readouts)
+        # a read-out is never broken over two lines: its spaces do not break
+        items = (f"{r.name} = {r.text}" for r in picture.readouts)
+        text = " ".join(i.replace(" ", "\u00a0") + "\u00a0" * 5 for i in items)
         figure.suptitle(
-            "\n".join(textwrap.wrap(text, wide, drop_whitespace=True)),
+            "\n".join(textwrap.wrap(text, wide)),
             x=0.01, ha="left", fontsize=10, fontweight="bold", color=INK,
         )  # fmt: skip
     figure.supxlabel(
@@ -46,8 +51,13 @@ def draw(picture):
 def png_bundle(figure):
     """(data, metadata) for the notebook: a PNG, and the same in words."""
     buffer = io.BytesIO()
-    # twice the pixels of its size on the page; no version string in the file
-    figure.savefig(buffer, dpi=2 * DPI, metadata={"Software": None})
+    # sharper than its size on the page; no version string in the file
+    figure.savefig(
+        buffer,
+        dpi=1.5 * DPI,
+        metadata={"Software": None},
+        pil_kwargs={"optimize": True},
+    )
     width, height = (
         round(DPI * inches) for inches in figure.get_size_inches()
     )
@@ -67,12 +77,12 @@ def _size(picture):
 
 
 def _draw_panel(panel, ax):
-    handles = [_draw_item(item, ax) for item in panel.items]
     ax.set(xlabel=panel.xlabel, ylabel=panel.ylabel)
     if panel.log_x:
         ax.set_xscale("log")
         ax.minorticks_off()
     ax.set(xlim=panel.xlim, ylim=panel.ylim)
+    handles = [_draw_item(item, ax) for item in panel.items]
     ax.set_xticks(list(panel.xticks), list(panel.xticks.values()))
     ax.set_yticks(list(panel.yticks), list(panel.yticks.values()))
     ax.set(xlim=panel.xlim, ylim=panel.ylim)
@@ -83,8 +93,8 @@ def _draw_panel(panel, ax):
         panel.title, loc="left", fontsize=11, color=INK, pad=6 + 14 * len(rows)
     )
     for k, row in enumerate(rows):  # above the axes, so it covers no curve
-        legend = ax.legend(
-            [handles[i] for i in row], [panel.items[i].name for i in row],
+        legend = Legend(
+            ax, [handles[i] for i in row], [panel.items[i].name for i in row],
             loc="lower left", bbox_to_anchor=(-0.02, 0.99 + 0.075 * (len(rows) - 1 - k)),
             ncols=len(row), frameon=False, fontsize=9, borderpad=0.1,
             columnspacing=1.2, handlelength=1.8, handletextpad=0.5,
@@ -99,12 +109,24 @@ def _draw_item(item, ax):
         style = (0, tuple(d / 2 for d in dash)) if dash else "-"
         return ax.plot(item.x, item.y, color=color, lw=2.2, ls=style)[0]
     if isinstance(item, Dots):
-        return ax.plot(item.x, item.y, "o", color=color, ms=6, zorder=5)[0]
+        (x0, x1), (y0, y1) = ax.get_xlim(), ax.get_ylim()
+        out = (item.x < x0) | (item.x > x1) | (item.y < y0) | (item.y > y1)
+        y = np.where(out, np.nan, item.y)  # whole at the edge, or not there
+        style = {"color": color, "ms": 6, "zorder": 5, "clip_on": False}
+        return ax.plot(item.x, y, "o", **style)[0]
     if isinstance(item, Bars):
-        return ax.bar(item.x, item.y, item.width, color=color)
+        y = _finite(item.y, ax.get_ylim())
+        return ax.bar(item.x, y, item.width, color=color)
     if isinstance(item, Band):
-        return ax.axvspan(item.x0, item.x1, color=color, alpha=0.15, lw=0)
+        ends = _finite([item.x0, item.x1], ax.get_xlim())
+        return ax.axvspan(*ends, color=color, alpha=0.15, lw=0)
     return _draw_mark(item, ax, color)
+
+
+def _finite(values, limits):
+    """The values, an infinite one at the panel's edge."""
+    low, high = limits
+    return np.nan_to_num(values, nan=np.nan, neginf=low, posinf=high)
 
 
 def _draw_mark(mark, ax, color):

@@ -63,11 +63,14 @@ function drawPanel(root, panel, alone) {
   const top = PLOT.title + PLOT.row * panel.legend.length + 6;
   const height = top + PLOT.height + PLOT.bottom;
   const [wide, high] = [width - PLOT.left - PLOT.right, PLOT.height];
-  const scale = panel.log_x ? Math.log : (v) => v;
+  // as in matplotlib: what is not above 0 stands far to the left
+  const scale = panel.log_x ? (v) => Math.log(Math.max(v, 1e-300)) : (v) => v;
   const [x0, x1] = [...panel.xlim].map(scale);
   const [y0, y1] = panel.ylim;
-  const X = (v) => ((scale(v) - x0) / (x1 - x0)) * wide;
-  const Y = (v) => ((y1 - v) / (y1 - y0)) * high;
+  // ±∞ leaves the panel, NaN stands out of sight
+  const pin = (v) => (v < 1e6 ? Math.max(v, -1e6) : 1e6);
+  const X = (v) => pin(((scale(v) - x0) / (x1 - x0)) * wide);
+  const Y = (v) => pin(((y1 - v) / (y1 - y0)) * high);
   const text = (x, y, content, more = {}) => {
     const node = svg("text", { x, y, ...more });
     node.textContent = content;
@@ -78,7 +81,10 @@ function drawPanel(root, panel, alone) {
   const plot = svg("svg", {
     x: PLOT.left, y: top, width: wide, height: high, class: "rlnb-plot",
   });
-  for (const item of panel.items) plot.append(...drawItem(item, X, Y, wide, high));
+  // ... but for dots, which are whole or not there at all
+  const over = svg("g", { transform: `translate(${PLOT.left},${top})` });
+  for (const item of panel.items)
+    (item.kind === "Dots" ? over : plot).append(...drawItem(item, X, Y, wide, high));
 
   const axes = svg("g", { transform: `translate(${PLOT.left},${top})` });
   axes.append(svg("path", { d: `M0,0V${high}H${wide}`, class: "rlnb-axis" }));
@@ -111,14 +117,14 @@ function drawPanel(root, panel, alone) {
       const item = panel.items[i];
       const y = PLOT.title + PLOT.row * r + 8;
       head.append(swatch(item, x, y), text(x + 27, y + 4, item.name));
-      x += 27 + 6.3 * item.name.length + 16;
+      x += 27 + 7.4 * item.name.length + 16;
     }
   });
 
   root.setAttribute("viewBox", `0 0 ${width} ${height}`);
   const title = root.querySelector("title");
-  title.textContent = panel.alt;
-  root.replaceChildren(title, head, axes, plot);
+  title.textContent = `${panel.title}: ${panel.alt.join("; ")}`;
+  root.replaceChildren(title, head, axes, plot, over);
 }
 
 const ink = (color) => (color === "ink" ? "currentColor" : color);
@@ -146,12 +152,12 @@ function drawItem(item, X, Y, wide, high) {
     ];
   }
   if (item.kind === "Dots")
-    return [...item.x].map((x, k) =>
-      svg("circle", {
-        cx: X(x), cy: Y(item.y[k]), r: 5, fill,
-        class: "rlnb-dot", "data-name": item.name,
-      }),
-    );
+    return [...item.x]
+      .map((x, k) => [X(x), Y(item.y[k])])
+      .filter(([x, y]) => x > -1 && x < wide + 1 && y > -1 && y < high + 1)
+      .map(([cx, cy]) =>
+        svg("circle", { cx, cy, r: 5, fill, class: "rlnb-dot", "data-name": item.name }),
+      );
   if (item.kind === "Bars")
     return [...item.x].map((x, k) => {
       const [left, right] = [X(x - item.width / 2), X(x + item.width / 2)];
@@ -180,13 +186,14 @@ function drawMark(item, X, Y, wide, high, color) {
     d: upright ? `M${at},0V${high}` : `M0,${at}H${wide}`,
     stroke: color, class: "rlnb-mark", "data-name": item.label,
   });
+  // at the panel's edge the label goes to the side that has room for it
+  const room = 7 * item.label.length + 4;
+  const left =
+    item.side === "left" ? at > room || at + room > wide : at + room > wide && at > room;
   const place = upright
-    ? {
-        x: at + (item.side === "left" ? -4 : 4), y: 12,
-        "text-anchor": item.side === "left" ? "end" : "start",
-      }
+    ? { x: at + (left ? -4 : 4), y: 12, "text-anchor": left ? "end" : "start" }
     : { x: wide - 3, y: at + (item.side === "above" ? -5 : 14), "text-anchor": "end" };
-  const label = svg("text", { ...place, fill: color, class: "rlnb-label" });
+  const label = svg("text", { ...place, style: `fill: ${color}`, class: "rlnb-label" });
   label.textContent = item.label;
   return [line, label];
 }
@@ -195,9 +202,8 @@ function pathThrough(xs, ys, X, Y) {
   let d = "";
   let pen = "M";
   for (let k = 0; k < xs.length; k++) {
-    const [x, y] = [X(xs[k]), Y(ys[k])];
-    if (Number.isFinite(x) && Number.isFinite(y)) {
-      d += `${pen}${x.toFixed(2)},${y.toFixed(2)}`;
+    if (Number.isFinite(xs[k]) && Number.isFinite(ys[k])) {
+      d += `${pen}${X(xs[k]).toFixed(2)},${Y(ys[k]).toFixed(2)}`;
       pen = "L";
     } else pen = "M"; // a gap
   }
@@ -229,12 +235,12 @@ function makeControl(control, read, write) {
   }
   // evenly spaced values are the input's own; others go by their position
   const [first, last] = [control.values[0], control.values[count - 1]];
-  const range = control.even
-    ? { min: first, max: last, step: (last - first) / (count - 1) }
+  const range = control.step
+    ? { min: first, max: last, step: control.step }
     : { min: 0, max: count - 1, step: 1 };
   const input = own(html("input", { type: "range", ...range }));
   const position = () =>
-    control.even ? Math.round((+input.value - first) / range.step) : +input.value;
+    control.step ? Math.round((+input.value - first) / range.step) : +input.value;
   input.setAttribute("aria-label", control.label);
   const output = html("output");
   output.style.minWidth = `${Math.max(...control.texts.map((t) => t.length))}ch`;
@@ -244,11 +250,11 @@ function makeControl(control, read, write) {
   node.append(html("span", { textContent: control.label }), input, output);
   const show = () => {
     const k = read();
-    if (position() !== k || input.value === "") input.value = control.even ? control.values[k] : k;
+    if (position() !== k) input.value = control.step ? control.values[k] : k;
     output.textContent = control.texts[k];
     input.setAttribute("aria-valuetext", control.texts[k]);
   };
-  input.value = control.even ? control.values[read()] : read();
+  input.value = control.step ? control.values[read()] : read();
   return { node, show };
 }
 
@@ -307,15 +313,18 @@ function render({ model, el }) {
       readouts[k].value.textContent = readout.text;
     });
     now.textContent = picture.says;
+    el.removeAttribute("aria-busy");
   };
 
-  // asking the kernel: one question at a time, then the newest position
+  // asking the kernel: one question at a time, then the newest position;
+  // without an answer the picture pales, since it isn't the sliders' own
   let waiting = false;
   let again = false;
   const ask = () => {
     again = waiting;
     if (waiting) return;
     waiting = true;
+    el.setAttribute("aria-busy", "true");
     model.send({ ask: positions() });
   };
   const answer = (message, buffers) => {
@@ -337,7 +346,8 @@ function render({ model, el }) {
   el.classList.add("rlnb");
   el.append(bar, numbers, row, says);
   show(pictures.at(spec.asks ? 0 : state()));
-  update();
+  for (const control of controls) control.show();
+  if (spec.asks && spec.controls.some((c) => position(c) !== c.start)) ask();
 
   return () => {
     for (const change of changes) model.off(change, update);

@@ -11,7 +11,7 @@ import inspect
 import itertools
 import math
 import pathlib
-import typing
+from numbers import Real
 
 import anywidget
 import numpy as np
@@ -21,6 +21,7 @@ from .draw import draw, png_bundle
 from .picture import COLORS, DASHES, Picture
 
 LIMIT = 2**20  # bytes of numbers and text that a page is given at once
+MOST = 1000  # positions of a slider: more than it has pixels
 HERE = pathlib.Path(__file__).parent
 
 
@@ -66,8 +67,7 @@ class Explorer(anywidget.AnyWidget):
             numbers=pack.numbers(),
             index=pack.index(),
         )
-        for control in controls:
-            self.observe(self._snap, control.name)
+        self._template = pack.template
         self.on_msg(self._answer)
 
     @property
@@ -77,19 +77,15 @@ class Explorer(anywidget.AnyWidget):
             **{c.name: getattr(self, c.name) for c in self._controls}
         )
 
-    def _snap(self, change):
-        control = next(c for c in self._controls if c.name == change["name"])
-        setattr(self, control.name, control.nearest(change["new"]))
-
     def _answer(self, _, message, buffers):
         at = {
             c.name: c.values[i]
             for c, i in zip(self._controls, message["ask"], strict=True)
         }
         try:
-            pack = _Pack()
+            pack = _Pack(self._template)
             pack.add(self._function(**at))
-        except Exception as error:  # shown in the page, which else would wait
+        except Exception as error:  # noqa: BLE001 - said in the page
             self.send({"failed": f"{type(error).__name__}: {error}"})
         else:
             self.send(pack.spec(), buffers=[pack.numbers()])
@@ -101,22 +97,34 @@ class Explorer(anywidget.AnyWidget):
         return {**data, **still}, {**meta, **still_meta}
 
 
+class _Position(traitlets.TraitType):
+    """A slider's value: whatever is set goes to the nearest position."""
+
+    def __init__(self, control):
+        super().__init__(control.start)
+        self.control = control
+
+    def validate(self, obj, value):
+        return self.control.nearest(value)
+
+
 class _Control:
     """One slider: its name, its values, how they read, where it starts."""
 
     def __init__(self, function, name, positions):
-        parameter = inspect.signature(function).parameters.get(name)
-        if parameter is None:
-            known = ", ".join(inspect.signature(function).parameters)
+        known = inspect.signature(function, eval_str=True).parameters
+        if name not in known:
             raise ValueError(
-                f"slider {name!r} is no parameter; allowed: {known}"
+                f"slider {name!r} is no parameter; allowed: {', '.join(known)}"
             )
+        parameter = known[name]
         if parameter.default is parameter.empty:
             raise ValueError(
                 f"parameter {name!r} has no default to start from"
             )
         self.name = name
-        self.values = _values(name, positions)
+        whole = type(parameter.default) is int
+        self.values, self.step = _values(name, positions, whole)
         self.texts = all(isinstance(v, str) for v in self.values)
         self.start = self.nearest(parameter.default)
         if self.start != parameter.default and not math.isclose(
@@ -126,67 +134,74 @@ class _Control:
                 f"{name} starts at its default {parameter.default!r}, which is "
                 f"none of its positions {self.values[:3]}..."
             )
-        hints = typing.get_type_hints(function, include_extras=True)
-        notes = getattr(hints.get(name), "__metadata__", (name,))
+        notes = getattr(parameter.annotation, "__metadata__", (name,))
         self.label = notes[0]
 
     def nearest(self, value):
-        if self.texts:
-            if value not in self.values:
-                raise ValueError(
-                    f"{self.name} is {value!r}; allowed: {', '.join(self.values)}"
-                )
-            return value
+        if value in self.values:
+            return self.values[self.values.index(value)]
+        number = isinstance(value, Real) and math.isfinite(value)
+        if self.texts or not number:
+            allowed = ", ".join(self.values) if self.texts else "a number"
+            raise ValueError(f"{self.name} is {value!r}; allowed: {allowed}")
         return min(self.values, key=lambda v: abs(v - value))
 
     def trait(self):
-        kind = traitlets.Unicode if self.texts else traitlets.Float
-        return kind(self.start).tag(sync=True)
+        return _Position(self).tag(sync=True)
 
     def spec(self):
-        places = 0 if self.texts else max(map(_places, self.values))
-        names = (
-            self.values
-            if self.texts
-            else [f"{v:.{places}f}" for v in self.values]
-        )
+        values, step = self.values, self.step
         return {
             "name": self.name,
             "label": self.label,
-            "values": self.values,
-            "texts": [text.replace("-", "−") for text in names],
+            "values": values,
+            "texts": values if self.texts else _readable(values, step),
             "choice": self.texts,
-            "even": not self.texts
-            and bool(np.ptp(np.diff(self.values)) < 1e-9),
+            "start": values.index(self.start),
+            "step": step,
         }
 
 
-def _values(name, positions):
-    if isinstance(positions, tuple) and len(positions) == 3:
-        low, high, step = positions
-        if not (low < high and step > 0):
-            raise ValueError(
-                f"{name} is {positions}; allowed: (low, high, step > 0)"
-            )
-        count = math.floor((high - low) / step + 1e-9) + 1
-        # rounded, so that the tenth step of .02 is .2 and not .19999999999999998
-        values = [round(low + k * step, 10) for k in range(count)]
-    else:
-        values = [v if isinstance(v, str) else float(v) for v in positions]
-    kinds = {isinstance(v, str) for v in values}
-    rising = all(a < b for a, b in itertools.pairwise(values)) or kinds == {
-        True
-    }
-    if len(set(values)) < 2 or len(kinds) > 1 or not rising:
+def _values(name, positions, whole):
+    """(values, step); step is None unless they are evenly spaced numbers."""
+    try:
+        values, step = list(positions), None
+        if all(isinstance(v, str) for v in values):
+            good = len(values) == len(set(values))
+        else:
+            if isinstance(positions, tuple) and len(values) == 3:
+                low, high, step = values
+                count = math.floor((high - low) / step + 1e-9) + 1
+                values = [low + k * step for k in range(min(count, MOST + 1))]
+            values = list(map(float, values))
+            rising = all(a < b for a, b in itertools.pairwise(values))
+            good = rising and all(map(math.isfinite, values))
+        if not good or not 2 <= len(values) <= MOST:
+            raise ValueError
+    except (TypeError, ValueError, ArithmeticError):
         raise ValueError(
-            f"positions of {name} are {positions!r}; allowed: (low, high, step), "
-            "two or more rising numbers, or two or more different texts"
-        )
-    return values
+            f"positions of {name} are {positions!r}; allowed: (low, high, "
+            f"step > 0), rising numbers, or different texts; 2 to {MOST}"
+        ) from None
+    if isinstance(values[0], str):
+        return values, None
+    # rounded: the tenth step of .02 is .2, not .19999999999999998
+    step = round(values[1] - values[0], 10)
+    even = [round(values[0] + k * step, 10) for k in range(len(values))]
+    if step == 0 or not np.allclose(even, values, rtol=0, atol=1e-12):
+        even, step = values, None
+    if whole and all(v == int(v) for v in even):
+        even, step = list(map(int, even)), step and int(step)
+    return even, step
 
 
-def _places(value):
-    return len(f"{value:.6f}".rstrip("0").split(".")[1])
+def _readable(values, step):
+    """Each number as text, evenly spaced ones with equally many decimals."""
+    decimals = [f"{v:.10f}".rstrip("0").split(".")[1] for v in values]
+    places = max(map(len, decimals))
+    form = "g" if step is None or places > 6 else f".{places}f"
+    texts = [f"{v:{form}}" for v in values]
+    return [text.replace("-", "−") for text in texts]
 
 
 class _Pack:
@@ -197,26 +212,27 @@ class _Pack:
     is kept once.
     """
 
-    def __init__(self):
-        self.template, self.rows = None, []
+    def __init__(self, template=None):
+        self.template, self.rows = template, []
         self.arrays, self.texts, self.bytes = {}, {}, 0
 
     def add(self, picture):
         if not isinstance(picture, Picture):
-            raise ValueError(
-                f"got {type(picture).__name__}; allowed: a Picture"
-            )
+            got = type(picture).__name__
+            raise ValueError(f"got {got}; allowed: a Picture")  # noqa: TRY004
         row = []
         template = self._replace(_plain(picture), row)
-        if self.template is None:
-            self.template = template
-        elif template != self.template:
+        if self.template not in (None, template):
             raise ValueError(
-                "panels, items, ticks and read-outs must be the same at every "
-                "slider position; only their numbers and texts may change"
+                "panels, items, ticks, read-outs and the legend's rows must be "
+                "the same at every slider position; only numbers and texts "
+                "may change"
             )
-        self.rows.append(row)
-        self.bytes += 4 * len(row)
+        if not self.rows:
+            self.template = template
+            self.changing = np.zeros(len(row), dtype=bool)
+        self.rows.append(np.array(row, dtype=np.uint32))
+        self.changing |= self.rows[-1] != self.rows[0]
 
     def _replace(self, node, row):
         if isinstance(node, dict):
@@ -244,8 +260,12 @@ class _Pack:
         return b"".join(self.arrays)
 
     def index(self):
-        rows = np.array(self.rows, dtype=np.uint32)
-        return rows[:, self._changing()].tobytes()
+        return np.array(self.rows)[:, self.changing].tobytes()
+
+    @property
+    def size(self):
+        """Bytes that go to the page."""
+        return self.bytes + 4 * len(self.rows) * int(self.changing.sum())
 
     def spec(self):
         lengths = [len(key) // 4 for key in self.arrays]
@@ -253,13 +273,9 @@ class _Pack:
             "template": self.template,
             "texts": list(self.texts),
             "starts": np.cumsum([0, *lengths]).tolist(),
-            "first": self.rows[0],
-            "changing": self._changing().tolist(),
+            "first": self.rows[0].tolist(),
+            "changing": np.flatnonzero(self.changing).tolist(),
         }
-
-    def _changing(self):
-        rows = np.array(self.rows, dtype=np.uint32)
-        return np.flatnonzero((rows != rows[0]).any(axis=0))
 
 
 def _pack_grid(function, controls):
@@ -274,14 +290,13 @@ def _pack_grid(function, controls):
             where = ", ".join(
                 f"{name}={value!r}" for name, value in at.items()
             )
-            raise ValueError(
-                f"{function.__name__}({where}): {error}"
-            ) from error
+            called = getattr(function, "__name__", "function")
+            raise ValueError(f"{called}({where}): {error}") from error
 
     pack = _Pack()
     for values in itertools.product(*(control.values for control in controls)):
         add(pack, values)
-        if pack.bytes > LIMIT:
+        if pack.size > LIMIT:
             pack = _Pack()
             add(pack, [control.start for control in controls])
             return pack, True
@@ -302,7 +317,7 @@ def _plain(picture):
 def _plain_panel(panel):
     return {
         "title": panel.title,
-        "alt": panel.alt,
+        "alt": panel.words,
         "xlabel": panel.xlabel,
         "ylabel": panel.ylabel,
         "xlim": np.array(panel.xlim),

@@ -6,6 +6,7 @@ its numbers, and its description in words (`alt`) is made from them.
 
 import math
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -28,7 +29,8 @@ def short(value):
     """A number for reading: 0.193, 2.4, -16, ∞."""
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
-    text = f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    whole = 999.5 <= abs(value) < 1e6
+    text = f"{value:.0f}" if whole else f"{value:.3g}"
     return "0" if float(text) == 0 else text.replace("-", "−")
 
 
@@ -133,6 +135,11 @@ class Band:
     def __post_init__(self):
         for name in ("x0", "x1"):
             object.__setattr__(self, name, float(getattr(self, name)))
+        if not self.x0 <= self.x1:
+            raise ValueError(
+                f"band {self.name!r} is from {self.x0} to {self.x1}; "
+                "allowed: two numbers, the lower first"
+            )
         _one_of(f"color of {self.name!r}", self.color, COLORS)
 
     def words(self):
@@ -198,9 +205,23 @@ class Panel:
         return rows if rows[0] else []
 
     @property
+    def words(self):
+        """One phrase for each item that has a name."""
+        named = (
+            i
+            for i in self.items
+            if getattr(i, "name", getattr(i, "label", ""))
+        )
+        return [
+            item.words()
+            if np.size(getattr(item, "x", 0))
+            else f"{item.name} (no points)"
+            for item in named
+        ]
+
+    @property
     def alt(self):
-        words = "; ".join(item.words() for item in self.items)
-        return f"{self.title}: {words}"
+        return f"{self.title}: {'; '.join(self.words)}"
 
 
 @dataclass(frozen=True)
@@ -249,6 +270,7 @@ class Picture:
         return f"{self.title}. {'. '.join(parts)}. {self.says}"
 
 
+@cache
 def round_ticks(low, high, about=5):
     """About five round positions in [low, high], with their labels."""
     from matplotlib.ticker import MaxNLocator
