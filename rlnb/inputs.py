@@ -143,3 +143,14 @@ def number(name, value, allowed, accept):
     if not (abs(x) < 1e30 and accept(x)):
         refuse(name, repr(value), allowed)
     return x
+
+
+def needs_torch(what):
+    """Return torch, or say in one line that `what` needs it."""
+    try:
+        import torch
+    except ImportError:
+        raise ImportError(
+            f"{what} needs torch: pip install torch==2.13.0"
+        ) from None
+    return torch

@@ -112,10 +112,8 @@ def tilted_optimum(q, reward, beta):
     refuse_shapes(q=q, reward=reward)
     _refuse_other_outcomes("reward", reward, q)
     reachable = xp.where(q > 0, reward, -xp.inf)
-    # the best outcome has gap 0, and exp(-1e4) is 0: nothing overflows
-    gap = xp.where(
-        q > 0, reward - xp.max(reachable, axis=-1, keepdims=True), 0.0
-    )
+    gap = reward - xp.max(reachable, axis=-1, keepdims=True)
+    # at most 0 where q > 0, and exp(-1e4) is 0: nothing overflows
     if beta:
         tilt = xp.exp(xp.clip(gap, -1e4 * beta, 0.0) / beta)
     else:
