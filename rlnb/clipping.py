@@ -6,13 +6,7 @@ broadcast; values are in reward units. NumPy arrays and torch tensors alike.
 Source: Schulman et al. 2017, arXiv 1707.06347, equation 7.
 """
 
-from .inputs import (
-    arrays,
-    number,
-    refuse_infinite,
-    refuse_shapes,
-    refuse_where,
-)
+from .inputs import arrays, number, refuse_infinite, refuse_shapes, refuse_where
 
 
 def clipped_surrogate(ratio, advantage, eps):

@@ -46,9 +46,7 @@ def _array(name, value):
         try:
             value = np.asarray(value)
         except (ValueError, TypeError, RuntimeError) as error:
-            refuse(
-                name, f"no array ({error})", "numbers in a rectangular shape"
-            )
+            refuse(name, f"no array ({error})", "numbers in a rectangular shape")
         if value.dtype.kind not in "biufc":
             refuse(name, f"of dtype {value.dtype}", "real numbers")
     dtype = str(value.dtype).removeprefix("torch.")
@@ -57,9 +55,7 @@ def _array(name, value):
     if "float" in dtype and dtype not in ("float32", "float64"):
         refuse(name, f"of dtype {dtype}", "float32 or float64")
     if 0 in value.shape:
-        refuse(
-            name, f"empty, shape {tuple(value.shape)}", "at least one value"
-        )
+        refuse(name, f"empty, shape {tuple(value.shape)}", "at least one value")
     return value
 
 
@@ -74,9 +70,7 @@ def integers(name, value, beside=None):
     """Return (namespace, array) of int64, in the library of `beside`."""
     mixed = isinstance(value, np.ndarray) and api.is_torch_array(beside)
     if mixed or api.is_torch_array(value) and isinstance(beside, np.ndarray):
-        refuse(
-            name, type(value), f"an array as the one beside it, {type(beside)}"
-        )
+        refuse(name, type(value), f"an array as the one beside it, {type(beside)}")
     value = _array(name, value)
     xp = api.array_namespace(value)
     if not xp.isdtype(value.dtype, "integral"):
@@ -116,6 +110,13 @@ def refuse_log_probs(xp, logp, logq):
     refuse_where(xp, both, "logp", logp, "not -inf where logq is -inf")
 
 
+def refuse_logits(xp, logits):
+    """Refuse what gives no distribution; -inf is an action that is masked."""
+    refuse_where(xp, ~(logits < xp.inf), "logits", logits, "finite, or -inf")
+    top = xp.max(logits, axis=-1)
+    refuse_where(xp, top == -xp.inf, "the largest of logits", top, "finite")
+
+
 def refuse_shapes(**named):
     """Refuse arrays that do not broadcast, naming each with its shape."""
     shapes = {name: tuple(x.shape) for name, x in named.items()}
@@ -150,7 +151,5 @@ def needs_torch(what):
     try:
         import torch
     except ImportError:
-        raise ImportError(
-            f"{what} needs torch: pip install torch==2.13.0"
-        ) from None
+        raise ImportError(f"{what} needs torch: pip install torch==2.13.0") from None
     return torch

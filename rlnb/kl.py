@@ -70,9 +70,7 @@ def shaped_reward(reward, log_ratio, beta):
     beta = _beta(beta)
     xp, reward, log_ratio = arrays(reward=reward, log_ratio=log_ratio)
     refuse_infinite(xp, "reward", reward)
-    refuse_where(
-        xp, xp.isnan(log_ratio), "log_ratio", log_ratio, "numbers, or +-inf"
-    )
+    refuse_where(xp, xp.isnan(log_ratio), "log_ratio", log_ratio, "numbers, or +-inf")
     refuse_shapes(reward=reward, log_ratio=log_ratio)
     penalty = beta * log_ratio if beta else xp.zeros_like(log_ratio)
     return reward - penalty
@@ -136,13 +134,9 @@ def _refuse_other_outcomes(name, x, p, axis=-1):
 
 def _refuse_non_distribution(xp, name, p, axis):
     if axis not in range(-p.ndim, p.ndim):
-        refuse(
-            "axis", repr(axis), f"an axis of {name}, shape {tuple(p.shape)}"
-        )
+        refuse("axis", repr(axis), f"an axis of {name}, shape {tuple(p.shape)}")
     refuse_where(xp, ~(p >= 0), name, p, "probabilities, at least 0")
     total = xp.sum(p, axis=axis)
     slack = 1e-6 if p.dtype == xp.float64 else 1e-4
     off = ~(abs(total - 1) <= slack)
-    refuse_where(
-        xp, off, f"the sum of {name}", total, "1, as for a distribution"
-    )
+    refuse_where(xp, off, f"the sum of {name}", total, "1, as for a distribution")

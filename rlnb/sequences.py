@@ -46,13 +46,9 @@ def sequence_log_ratio(logp, logq, mask):
     refuse_log_probs(xp, logp, logq)
     sums = xp.sum(logp, axis=-1), xp.sum(logq, axis=-1)
     impossible = (sums[0] == -xp.inf) & (sums[1] == -xp.inf)
-    refuse_where(
-        xp, impossible, "the sum of logp", sums[0], "not -inf where logq's is"
-    )
+    refuse_where(xp, impossible, "the sum of logp", sums[0], "not -inf where logq's is")
     tokens = xp.count_nonzero(mask, axis=-1)
-    refuse_where(
-        xp, tokens == 0, "the number of tokens in mask", tokens, "at least 1"
-    )
+    refuse_where(xp, tokens == 0, "the number of tokens in mask", tokens, "at least 1")
     return xp.sum(logp - logq, axis=-1)
 
 
@@ -96,19 +92,13 @@ def token_log_probs(logits, ids, temperature=1.0):
     is a masked token.
     """
     allowed = "a number > 0, from 1e-30 to 1e30"
-    temperature = number(
-        "temperature", temperature, allowed, lambda t: t >= 1e-30
-    )
+    temperature = number("temperature", temperature, allowed, lambda t: t >= 1e-30)
     xp, logits = arrays(logits=widened(logits))
     _, ids = integers("ids", ids, beside=logits)
     rows, size = _rows_and_size(logits, ids)
     ids = ids[..., 1:]
     refuse_where(
-        xp,
-        (ids < 0) | (ids >= size),
-        "the next of ids",
-        ids,
-        f"0 to {size - 1}",
+        xp, (ids < 0) | (ids >= size), "the next of ids", ids, f"0 to {size - 1}"
     )
     logits = logits[..., :rows, :]
     logits = xp.where(logits < -1e30, -xp.inf, logits) / temperature
@@ -121,10 +111,7 @@ def token_log_probs(logits, ids, temperature=1.0):
 
 
 def _rows_and_size(logits, ids):
-    tokens, fits = (
-        ids.shape[-1] if ids.ndim else 0,
-        logits.ndim == ids.ndim + 1,
-    )
+    tokens, fits = (ids.shape[-1] if ids.ndim else 0, logits.ndim == ids.ndim + 1)
     if tokens < 2:
         refuse("ids", f"of shape {tuple(ids.shape)}", "at least 2 tokens")
     fits = fits and logits.shape[:-2] == ids.shape[:-1]
@@ -139,8 +126,6 @@ def _mask(xp, mask, **beside):
     refuse_where(xp, (mask != 0) & (mask != 1), "mask", mask, "0 and 1")
     for name, x in beside.items():
         if x.shape != mask.shape or not mask.ndim:
-            seen = (
-                f"of shape {tuple(mask.shape)} beside {name} {tuple(x.shape)}"
-            )
+            seen = f"of shape {tuple(mask.shape)} beside {name} {tuple(x.shape)}"
             refuse("mask", seen, "one shape, with an axis of tokens")
     return mask == 1

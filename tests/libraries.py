@@ -15,15 +15,11 @@ class Library:
         self.module, self.dtype = module, dtype
 
     def __call__(self, values):
-        return self.module.asarray(
-            values, dtype=getattr(self.module, self.dtype)
-        )
+        return self.module.asarray(values, dtype=getattr(self.module, self.dtype))
 
     def check(self, got, right, slack=None):
         """got has the values and the shape of `right`, and our library and dtype."""
-        kind = (
-            torch.Tensor if self.module is torch else (np.ndarray, np.generic)
-        )
+        kind = torch.Tensor if self.module is torch else (np.ndarray, np.generic)
         assert isinstance(got, kind)
         assert str(got.dtype).removeprefix("torch.") == self.dtype
         assert tuple(got.shape) == np.shape(right)

@@ -67,9 +67,7 @@ def test_value_and_slope_at_known_points(lib, advantage, ratio, value, slope):
 
 @quick
 @given(ratios, advantages, ranges)
-def test_the_surrogate_is_its_branches_and_never_above_the_unclipped(
-    w, a, eps
-):
+def test_the_surrogate_is_its_branches_and_never_above_the_unclipped(w, a, eps):
     value, slope = by_branches(w, a, eps)
     assert clipped_surrogate(w, a, eps) == pytest.approx(value, abs=1e-12)
     assert clipped_surrogate(w, a, eps) <= w * a
@@ -142,15 +140,8 @@ def test_shapes_broadcast(lib):
 @pytest.mark.parametrize("bad", [0.0, -0.5, NAN, INF])
 @each_library
 def test_a_ratio_is_above_zero_and_finite(lib, bad):
-    for function in (
-        clipped_surrogate,
-        clipped_slope,
-        clip_is_active,
-        clip_fraction,
-    ):
-        with pytest.raises(
-            ValueError, match=r"ratio\[1\] is .*; allowed: .*numbers"
-        ):
+    for function in (clipped_surrogate, clipped_slope, clip_is_active, clip_fraction):
+        with pytest.raises(ValueError, match=r"ratio\[1\] is .*; allowed: .*numbers"):
             function(lib([1.0, bad]), lib([1.0, 1.0]), 0.2)
         with pytest.raises(ValueError, match="eps is 0; allowed: a number in"):
             function(lib([1.0]), lib([1.0]), 0)
@@ -160,23 +151,17 @@ def test_a_ratio_is_above_zero_and_finite(lib, bad):
 
 
 @pytest.mark.parametrize(
-    "advantage, ratio, right",
-    [(2, 1, 2), (-2, 10, -6), (-2, 0.6, -1.6), (2, 10, 2.4)],
+    "advantage, ratio, right", [(2, 1, 2), (-2, 10, -6), (-2, 0.6, -1.6), (2, 10, 2.4)]
 )
 @each_library
-def test_dual_clip_touches_only_negative_advantages(
-    lib, advantage, ratio, right
-):
+def test_dual_clip_touches_only_negative_advantages(lib, advantage, ratio, right):
     lib.check(dual_clip(lib(ratio), lib(advantage), 0.2, 3), right)
 
 
 @quick
 @given(ratios, advantages, ranges, st.floats(1.01, 10))
 def test_dual_clip_bounds_the_loss_of_a_negative_advantage(w, a, eps, c):
-    plain_surrogate, dual = (
-        clipped_surrogate(w, a, eps),
-        dual_clip(w, a, eps, c),
-    )
+    plain_surrogate, dual = (clipped_surrogate(w, a, eps), dual_clip(w, a, eps, c))
     right = max(plain_surrogate, c * a) if a < 0 else plain_surrogate
     assert dual == right
     assert dual >= min(c * a, plain_surrogate)
@@ -216,16 +201,12 @@ def test_the_stop_compares_the_mean_of_k3_with_the_limit(log_ratio, limit):
     for lib in LIBRARIES:
         if abs(estimate - limit) > 1e-5 * (1 + estimate):
             assert should_stop(lib(log_ratio), limit) is (estimate > limit)
-            assert should_stop(lib([log_ratio] * 2), limit) is (
-                estimate > limit
-            )
+            assert should_stop(lib([log_ratio] * 2), limit) is (estimate > limit)
 
 
 @quick
 @given(log_ratios, st.floats(1e-6, 3), st.floats(1e-6, 3))
-def test_who_stops_at_a_limit_stops_at_every_smaller_one(
-    log_ratio, one, other
-):
+def test_who_stops_at_a_limit_stops_at_every_smaller_one(log_ratio, one, other):
     low, high = sorted((one, other))
     assert should_stop(log_ratio, low) or not should_stop(log_ratio, high)
 
@@ -256,14 +237,10 @@ def test_far_off_policies_stop_without_overflow(lib, far):
 @pytest.mark.parametrize("bad", [NAN, INF])
 @each_library
 def test_a_log_ratio_without_meaning_is_refused(lib, bad):
-    with pytest.raises(
-        ValueError, match=r"log_ratio\[1\] is (nan|inf); allowed: "
-    ):
+    with pytest.raises(ValueError, match=r"log_ratio\[1\] is (nan|inf); allowed: "):
         should_stop(lib([0.0, bad]), 0.015)
 
 
 def test_a_tensor_with_a_gradient_is_as_good():
     assert should_stop(torch.tensor([1.0], requires_grad=True), 0.015) is True
-    assert not plain(
-        clip_is_active(torch.ones(2, requires_grad=True), 1.0, 0.2)
-    ).any()
+    assert not plain(clip_is_active(torch.ones(2, requires_grad=True), 1.0, 0.2)).any()

@@ -46,17 +46,9 @@ CALLS = {
         {"q": QUARTERS, "reward": REWARD},
         {"beta": 0.1},
     ),
-    "sequence_log_ratio": (
-        sequences.sequence_log_ratio,
-        {**BATCHES, "mask": MASK},
-        {},
-    ),
+    "sequence_log_ratio": (sequences.sequence_log_ratio, {**BATCHES, "mask": MASK}, {}),
     "masked_mean": (sequences.masked_mean, {"values": LOGP, "mask": MASK}, {}),
-    "returns_to_go": (
-        sequences.returns_to_go,
-        {"rewards": REWARD, "mask": MASK},
-        {},
-    ),
+    "returns_to_go": (sequences.returns_to_go, {"rewards": REWARD, "mask": MASK}, {}),
     "token_log_probs": (
         sequences.token_log_probs,
         {"logits": REWARD},
@@ -79,9 +71,7 @@ each_paired_argument = pytest.mark.parametrize(
 
 def refused(name, function, /, **arguments):
     """The call ends in a ValueError on `name`: value seen, what is allowed."""
-    with pytest.raises(
-        ValueError, match=f"(?s)^(the .*)?{name}.* is .*; allowed: "
-    ):
+    with pytest.raises(ValueError, match=f"(?s)^(the .*)?{name}.* is .*; allowed: "):
         function(**arguments)
 
 
@@ -104,29 +94,22 @@ def test_no_input_is_changed_and_no_result_is_a_view_of_one(call, lib):
     inputs = {k: lib(v) for k, v in named.items()}
     got = function(**inputs, **numbers)
     if not isinstance(got, bool) and plain(got).ndim:
-        assert not any(
-            np.shares_memory(plain(got), plain(x)) for x in inputs.values()
-        )
+        assert not any(np.shares_memory(plain(got), plain(x)) for x in inputs.values())
         got[...] = 0  # writable, and not the caller's own numbers
     for name, x in inputs.items():
         np.testing.assert_array_equal(plain(x), plain(lib(named[name])))
 
 
 @each_call
-def test_transposed_tensors_that_carry_a_gradient_are_read_in_their_order(
-    call,
-):
+def test_transposed_tensors_that_carry_a_gradient_are_read_in_their_order(call):
     function, named, numbers = call
     inputs = {
-        k: torch.tensor(v, dtype=torch.float64)
-        .T.contiguous()
-        .T.requires_grad_()
+        k: torch.tensor(v, dtype=torch.float64).T.contiguous().T.requires_grad_()
         for k, v in named.items()
     }
     assert not any(x.is_contiguous() for x in inputs.values())
     np.testing.assert_allclose(
-        plain(function(**inputs, **numbers)),
-        plain(function(**named, **numbers)),
+        plain(function(**inputs, **numbers)), plain(function(**named, **numbers))
     )
 
 
@@ -142,9 +125,7 @@ def test_numbers_and_lists_follow_the_array_beside_them(lib):
 
 def test_a_list_loses_no_digits_on_its_way_into_a_float64_tensor():
     _, ints, listed, _ = arrays(
-        a=torch.tensor([1, 0]),
-        b=[0.1, 0.9],
-        c=torch.tensor(0.5, dtype=torch.float64),
+        a=torch.tensor([1, 0]), b=[0.1, 0.9], c=torch.tensor(0.5, dtype=torch.float64)
     )
     assert ints.dtype == torch.float64
     assert listed[0].item() == 0.1
@@ -153,18 +134,14 @@ def test_a_list_loses_no_digits_on_its_way_into_a_float64_tensor():
 def test_lists_follow_the_one_tensor_wherever_it_stands():
     q = torch.tensor([0.5, 0.5])
     got = kl.regularized_objective([0.8, 0.2], q, [1, 0], 0.1)
-    assert torch.is_tensor(got) and got.item() == pytest.approx(
-        0.7807255, abs=1e-6
-    )
+    assert torch.is_tensor(got) and got.item() == pytest.approx(0.7807255, abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", [bool, int, np.int32, np.uint8, list])
 def test_integers_and_booleans_become_float64(kind):
     x = [1, 0] if kind is list else np.asarray([1, 0], kind)
     assert arrays(p=x)[1].dtype == np.float64
-    assert kl.kl_divergence(x, [0.5, 0.5]) == pytest.approx(
-        np.log(2), abs=1e-15
-    )
+    assert kl.kl_divergence(x, [0.5, 0.5]) == pytest.approx(np.log(2), abs=1e-15)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.int64])
@@ -179,9 +156,7 @@ def test_float32_beside_float64_is_computed_in_float64(xp):
     third = xp.asarray([1 / 3, 2 / 3], dtype=xp.float64)
     got = kl.kl_divergence(third, xp.asarray([0.5, 0.5], dtype=xp.float32))
     right = np.log(2) - kl.entropy([1 / 3, 2 / 3])
-    assert got.dtype == xp.float64 and float(got) == pytest.approx(
-        right, abs=1e-15
-    )
+    assert got.dtype == xp.float64 and float(got) == pytest.approx(right, abs=1e-15)
 
 
 BAD = {
@@ -213,16 +188,12 @@ def test_what_is_no_array_of_real_numbers_is_refused_by_name(name, argument):
 
 @each_argument
 @each_library
-def test_a_nan_in_any_argument_is_refused_by_name_and_place(
-    name, argument, lib
-):
+def test_a_nan_in_any_argument_is_refused_by_name_and_place(name, argument, lib):
     function, named, numbers = CALLS[name]
     bad = np.array(named[argument], float)
     bad[0, 0] = np.nan
     inputs = {k: lib(v) for k, v in {**named, argument: bad}.items()}
-    with pytest.raises(
-        ValueError, match=rf"{argument}\[0, 0\] is nan; allowed: "
-    ):
+    with pytest.raises(ValueError, match=rf"{argument}\[0, 0\] is nan; allowed: "):
         function(**inputs, **numbers)
 
 
@@ -236,9 +207,7 @@ def test_a_nan_in_any_argument_is_refused_by_name_and_place(
         if inf > 0 or argument not in ("logp", "logq", "logits", "log_ratio")
     ],
 )
-def test_infinity_is_refused_by_name_unless_it_is_a_logarithm(
-    name, argument, inf
-):
+def test_infinity_is_refused_by_name_unless_it_is_a_logarithm(name, argument, inf):
     function, named, numbers = CALLS[name]
     bad = np.array(named[argument], float)
     bad[0, 0] = inf
@@ -250,9 +219,7 @@ def test_shapes_that_do_not_fit_are_refused_with_the_shape(name, argument):
     function, named, numbers = CALLS[name]
     bad = np.full((2, 3), 1 / 3) if argument in "pq" else -np.ones((2, 3))
     bad = abs(bad) if argument in ("ratio", "mask") else bad
-    with pytest.raises(
-        ValueError, match=r"(?s)\(2, 3\)|3 outcomes.*allowed: "
-    ):
+    with pytest.raises(ValueError, match=r"(?s)\(2, 3\)|3 outcomes.*allowed: "):
         function(**{**named, argument: bad}, **numbers)
 
 
@@ -260,9 +227,7 @@ def test_shapes_that_do_not_fit_are_refused_with_the_shape(name, argument):
 def test_numpy_beside_torch_is_refused_naming_both(name, argument):
     function, named, numbers = CALLS[name]
     others = {k: torch.tensor(v) for k, v in named.items() if k != argument}
-    with pytest.raises(
-        ValueError, match="NumPy array.* allowed: both"
-    ) as caught:
+    with pytest.raises(ValueError, match="NumPy array.* allowed: both") as caught:
         function(**{argument: np.array(named[argument])}, **others, **numbers)
     assert argument in str(caught.value)
 
@@ -276,17 +241,7 @@ NUMBERS = {
     "eos_id": ((sequences.completion_mask, {"ids": MASK}, {}), [2.5]),
 }
 NO_NUMBER = [
-    *(
-        np.nan,
-        np.inf,
-        -np.inf,
-        True,
-        np.True_,
-        torch.tensor(True),
-        None,
-        "0.5",
-        b"1",
-    ),
+    *(np.nan, np.inf, -np.inf, True, np.True_, torch.tensor(True), None, "0.5", b"1"),
     *(0.5j, np.complex128(0.5), 10**400, 1e300, [0.5], [0.5, 0.6], {}),
     *(np.array([0.5]), np.array([0.5, 0.6]), torch.tensor([0.5, 0.6])),
 ]
@@ -301,9 +256,7 @@ def test_what_is_not_one_allowed_number_is_refused_with_the_value(name):
         assert str(caught.value).startswith(f"{name} is {bad!r}; allowed: ")
 
 
-@pytest.mark.parametrize(
-    "beta", [-1, np.nan, np.array([0, 0]), torch.zeros(2)]
-)
+@pytest.mark.parametrize("beta", [-1, np.nan, np.array([0, 0]), torch.zeros(2)])
 @pytest.mark.parametrize("name", ["regularized_objective", "tilted_optimum"])
 def test_every_function_of_beta_refuses_a_bad_one(name, beta):
     function, named, _ = CALLS[name]
@@ -313,13 +266,7 @@ def test_every_function_of_beta_refuses_a_bad_one(name, beta):
 @pytest.mark.parametrize(
     "half",
     [
-        *(
-            0.5,
-            Fraction(1, 2),
-            np.float32(0.5),
-            np.float64(0.5),
-            np.array(0.5),
-        ),
+        *(0.5, Fraction(1, 2), np.float32(0.5), np.float64(0.5), np.array(0.5)),
         *(torch.tensor(0.5), torch.tensor(0.5, requires_grad=True)),
     ],
     ids=repr,
@@ -329,9 +276,7 @@ def test_one_number_may_come_in_many_forms(half):
 
 
 def test_a_refusal_names_the_row_and_enough_digits():
-    with pytest.raises(
-        ValueError, match=r"^the sum of p\[3\] is 0\.9; allowed: 1"
-    ):
+    with pytest.raises(ValueError, match=r"^the sum of p\[3\] is 0\.9; allowed: 1"):
         kl.kl_divergence([[0.5, 0.5]] * 3 + [[0.5, 0.4]], [0.5, 0.5])
     with pytest.raises(ValueError, match="the sum of q is 1.000002;"):
         kl.kl_divergence([0.5, 0.5], [0.5, 0.500002])

@@ -67,37 +67,27 @@ def test_an_outcome_the_reference_cannot_produce_has_log_ratio_inf(lib):
 
 @each_library
 def test_minus_inf_on_both_sides_is_refused(lib):
-    with pytest.raises(
-        ValueError, match=r"logp\[1\] is -inf; allowed: .*logq"
-    ):
+    with pytest.raises(ValueError, match=r"logp\[1\] is -inf; allowed: .*logq"):
         log_ratio(lib([-1.0, -INF]), lib([-2.0, -INF]))
 
 
 @each_library
 def test_very_small_probabilities_are_legal(lib):
-    lib.check(
-        log_ratio(lib([-1e4, -1.0]), lib([-1.0, -1e4])), [-9999.0, 9999.0]
-    )
+    lib.check(log_ratio(lib([-1e4, -1.0]), lib([-1.0, -1e4])), [-9999.0, 9999.0])
 
 
 @pytest.mark.parametrize("name", ["logp", "logq"])
 def test_probabilities_passed_as_log_probabilities_are_refused(name):
     logs = {"logp": [-0.1, -0.2], "logq": [-0.3, -0.4], name: [-0.1, 0.2]}
-    with pytest.raises(
-        ValueError, match=rf"{name}\[1\] is 0.2; allowed: .*at most 0"
-    ):
+    with pytest.raises(ValueError, match=rf"{name}\[1\] is 0.2; allowed: .*at most 0"):
         log_ratio(**logs)
 
 
 def test_bfloat16_log_probs_are_refused_since_their_difference_is_lost():
     logp, logq = torch.tensor([-12.34]), torch.tensor([-12.30])
-    assert (logp.bfloat16() - logq.bfloat16()).item() != pytest.approx(
-        -0.04, abs=0.01
-    )
+    assert (logp.bfloat16() - logq.bfloat16()).item() != pytest.approx(-0.04, abs=0.01)
     assert log_ratio(logp, logq).item() == pytest.approx(-0.04, abs=1e-5)
-    with pytest.raises(
-        ValueError, match="logp is of dtype bfloat16; allowed: float32"
-    ):
+    with pytest.raises(ValueError, match="logp is of dtype bfloat16; allowed: float32"):
         log_ratio(logp.bfloat16(), logq.bfloat16())
 
 
@@ -131,9 +121,7 @@ def test_kl_is_the_plain_loop_and_is_cross_entropy_minus_entropy(pair):
     p, q = pair
     cross_entropy = -sum(a * math.log(b) for a, b in zip(p, q, strict=True))
     assert kl_divergence(p, q) == pytest.approx(kl_loop(p, q), abs=1e-12)
-    assert kl_divergence(p, q) == pytest.approx(
-        cross_entropy - entropy(p), abs=1e-12
-    )
+    assert kl_divergence(p, q) == pytest.approx(cross_entropy - entropy(p), abs=1e-12)
 
 
 @quick
@@ -165,18 +153,13 @@ def test_missing_support_is_infinite_only_in_its_own_row(lib):
 def test_outcomes_may_lie_along_any_axis(lib):
     rng = np.random.default_rng(0)
     p, q = (rng.dirichlet([1, 1, 1], (2, 4)) for _ in "pq")
-    right = [
-        [kl_loop(*pq) for pq in zip(*rows, strict=True)] for rows in zip(p, q)
-    ]
+    right = [[kl_loop(*pq) for pq in zip(*rows, strict=True)] for rows in zip(p, q)]
     for axis in (0, 1, 2, -1, -2, -3):
         moved = (lib(np.moveaxis(x, -1, axis)) for x in (p, q))
         lib.check(kl_divergence(*moved, axis=axis), right)
         lib.check(
             entropy(lib(np.moveaxis(p, -1, axis)), axis),
-            [
-                [-sum(x * math.log(x) for x in row) for row in rows]
-                for rows in p
-            ],
+            [[-sum(x * math.log(x) for x in row) for row in rows] for rows in p],
         )
 
 
@@ -185,9 +168,7 @@ def test_one_reference_serves_a_batch_along_a_negative_axis(lib):
     p, q = np.array([P, Q, [1, 0]]).T, [[0.5], [0.5]]
     right = [kl_loop(row, Q) for row in p.T]
     lib.check(kl_divergence(lib(p), lib(q), axis=-2), right)
-    lib.check(
-        kl_divergence(lib(np.stack([p] * 2)), lib(q), axis=-2), [right] * 2
-    )
+    lib.check(kl_divergence(lib(np.stack([p] * 2)), lib(q), axis=-2), [right] * 2)
 
 
 def test_a_positive_axis_means_two_things_in_arrays_of_different_rank():
@@ -198,9 +179,7 @@ def test_a_positive_axis_means_two_things_in_arrays_of_different_rank():
 
 @pytest.mark.parametrize("axis", [1, -2, None, "last"])
 def test_an_axis_that_is_not_there_is_refused(axis):
-    with pytest.raises(
-        ValueError, match=f"axis is {axis!r}; allowed: an axis of p"
-    ):
+    with pytest.raises(ValueError, match=f"axis is {axis!r}; allowed: an axis of p"):
         kl_divergence(P, Q, axis)
 
 
@@ -233,13 +212,9 @@ def test_what_is_no_distribution_is_refused(lib, bad, seen):
             wrong(lib(bad))
 
 
-@pytest.mark.parametrize(
-    "p, q", [([1.0], Q), (P, [1.0]), (P, [0.2, 0.3, 0.5])]
-)
+@pytest.mark.parametrize("p, q", [([1.0], Q), (P, [1.0]), (P, [0.2, 0.3, 0.5])])
 def test_distributions_over_other_outcomes_do_not_broadcast(p, q):
-    with pytest.raises(
-        ValueError, match=r"outcomes; allowed: |shapes do not fit"
-    ):
+    with pytest.raises(ValueError, match=r"outcomes; allowed: |shapes do not fit"):
         kl_divergence(p, q)
 
 
@@ -250,9 +225,7 @@ def test_a_float32_softmax_over_50_000_tokens_is_a_distribution(xp):
         torch.softmax(torch.tensor(rng.normal(0, 5, 50_000).astype("f4")), -1)
         for _ in "pq"
     )
-    right = kl_divergence(
-        p.double() / p.double().sum(), q.double() / q.double().sum()
-    )
+    right = kl_divergence(p.double() / p.double().sum(), q.double() / q.double().sum())
     p, q = (p.numpy(), q.numpy()) if xp is np else (p, q)
     assert float(kl_divergence(p, q)) == pytest.approx(right.item(), rel=1e-4)
 
@@ -268,9 +241,7 @@ def test_gradients_by_logits_are_the_closed_forms_also_at_probability_zero(
     (d_entropy,) = torch.autograd.grad(entropy(p), z)
     numbers = p.detach().tolist()
     kl, h = kl_loop(numbers, q.tolist()), -kl_loop(numbers, [1] * 3)
-    right_kl = [
-        a * (math.log(a / b) - kl) if a else 0 for a, b in zip(numbers, q)
-    ]
+    right_kl = [a * (math.log(a / b) - kl) if a else 0 for a, b in zip(numbers, q)]
     right_entropy = [-a * (math.log(a) + h) if a else 0 for a in numbers]
     np.testing.assert_allclose(d_kl, right_kl, atol=1e-6)
     np.testing.assert_allclose(d_entropy, right_entropy, atol=1e-6)
@@ -297,9 +268,7 @@ def test_gradients_by_p_and_q_are_finite_where_either_is_zero():
 
 @each_library
 def test_the_penalty_lowers_the_reward_of_what_became_likelier(lib):
-    got = shaped_reward(
-        lib([1, 1]), log_ratio(lib(np.log(P)), lib(np.log(Q))), 0.2
-    )
+    got = shaped_reward(lib([1, 1]), log_ratio(lib(np.log(P)), lib(np.log(Q))), 0.2)
     lib.check(got, [0.905999, 1.183258], slack=1e-6)
 
 
@@ -347,9 +316,7 @@ def test_the_objective_is_the_expected_shaped_reward(task):
     with np.errstate(divide="ignore"):
         shaped = shaped_reward(reward, log_ratio(np.log(p), np.log(q)), beta)
     right = sum(a * b for a, b in zip(p, shaped, strict=True) if a)
-    assert regularized_objective(p, q, reward, beta) == pytest.approx(
-        right, abs=1e-9
-    )
+    assert regularized_objective(p, q, reward, beta) == pytest.approx(right, abs=1e-9)
 
 
 def test_at_beta_zero_no_reference_is_asked():
@@ -364,10 +331,7 @@ def test_at_beta_zero_no_reference_is_asked():
 
 def test_the_objective_is_minus_inf_without_support():
     assert regularized_objective(P, [1.0, 0.0], [1, 0], 1e-9) == -INF
-    assert (
-        regularized_objective(np.float32(P), [1.0, 0.0], [1, 0], 1e-300)
-        == -INF
-    )
+    assert regularized_objective(np.float32(P), [1.0, 0.0], [1, 0], 1e-300) == -INF
 
 
 @pytest.mark.parametrize("beta, right", [(0.1, 0.137819), (0, 0.16)])
@@ -378,8 +342,7 @@ def test_the_gradient_of_the_objective_by_a_logit(beta, right):
 
 
 @pytest.mark.parametrize(
-    "p, reward",
-    [([1.0], [1.0, 2.0, 3.0]), (P, [1.0, 2.0, 3.0]), (P, [[1.0], [2.0]])],
+    "p, reward", [([1.0], [1.0, 2.0, 3.0]), (P, [1.0, 2.0, 3.0]), (P, [[1.0], [2.0]])]
 )
 def test_a_reward_over_other_outcomes_does_not_broadcast(p, reward):
     for function in (regularized_objective, tilted_optimum):
@@ -396,46 +359,32 @@ def test_a_reward_over_other_outcomes_does_not_broadcast(p, reward):
 def test_the_tilted_optimum_of_the_standard_pair(lib):
     best = tilted_optimum(lib(Q), lib([1, 0]), 0.1)
     lib.check(best, [0.9999546, 4.54e-5], slack=1e-7)
-    lib.check(
-        regularized_objective(best, lib(Q), lib([1, 0]), 0.1), 0.930690, 1e-6
-    )
+    lib.check(regularized_objective(best, lib(Q), lib([1, 0]), 0.1), 0.930690, 1e-6)
 
 
 @quick
 @given(tasks)
-def test_every_other_policy_falls_short_by_beta_times_its_kl_to_the_optimum(
-    task,
-):
+def test_every_other_policy_falls_short_by_beta_times_its_kl_to_the_optimum(task):
     p, q, reward, beta = task
     best = tilted_optimum(q, reward, beta)
     highest = regularized_objective(best, q, reward, beta)
-    partition = sum(
-        a * math.exp(r / beta) for a, r in zip(q, reward, strict=True)
-    )
+    partition = sum(a * math.exp(r / beta) for a, r in zip(q, reward, strict=True))
     assert highest == pytest.approx(beta * math.log(partition), abs=1e-9)
     if min(best) > 0:
         shortfall = highest - regularized_objective(p, q, reward, beta)
-        assert shortfall == pytest.approx(
-            beta * kl_divergence(p, best), abs=1e-9
-        )
+        assert shortfall == pytest.approx(beta * kl_divergence(p, best), abs=1e-9)
 
 
 def test_a_search_over_all_policies_finds_the_tilted_optimum():
     p = np.linspace(0, 1, 10_001)
     policies = np.stack([p, 1 - p], axis=-1)
-    found = policies[
-        np.argmax(regularized_objective(policies, P, [0.3, 1.0], 0.7))
-    ]
-    np.testing.assert_allclose(
-        found, tilted_optimum(P, [0.3, 1.0], 0.7), atol=1e-4
-    )
+    found = policies[np.argmax(regularized_objective(policies, P, [0.3, 1.0], 0.7))]
+    np.testing.assert_allclose(found, tilted_optimum(P, [0.3, 1.0], 0.7), atol=1e-4)
 
 
 @pytest.mark.parametrize("beta", [0, 1e-300, 1e-40, 1e-6])
 @each_library
-def test_towards_beta_zero_the_best_reachable_outcomes_share_as_in_q(
-    lib, beta
-):
+def test_towards_beta_zero_the_best_reachable_outcomes_share_as_in_q(lib, beta):
     q, reward = lib([0.1, 0.3, 0.6, 0.0]), lib([1, 1, 0, 5])
     lib.check(tilted_optimum(q, reward, beta), [0.25, 0.75, 0.0, 0.0])
 
@@ -474,6 +423,4 @@ def test_gradients_through_the_optimum_are_finite(beta):
         assert torch.isfinite(reward.grad).all() and reward.grad[2] == 0
     if beta == 0.1:
         share = 1 / (1 + math.exp(-1))
-        assert reward.grad[0].item() == pytest.approx(
-            share * (1 - share) / beta
-        )
+        assert reward.grad[0].item() == pytest.approx(share * (1 - share) / beta)

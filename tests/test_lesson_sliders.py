@@ -9,6 +9,7 @@ import ast
 import importlib
 import inspect
 import re
+from functools import partial
 from pathlib import Path
 
 import nbformat
@@ -74,7 +75,7 @@ def test_every_slider_shows_the_formulas_numbers(lesson, run_notebook):
         for name, positions in sliders.items():
             control = _Control(function, name, positions)
             move = pick if control.texts else step_and_drag
-            move(view, control, lambda **now: check(view, function, start | now))
+            move(view, control, partial(check, view, function, start))
 
 
 def step_and_drag(view, control, check_at):
@@ -108,9 +109,9 @@ def pick(view, control, check_at):
         check_at(**{control.name: value})
 
 
-def check(view, function, at):
+def check(view, function, start, **moved):
     """What the page shows is the picture at these slider values."""
-    picture, shown = function(**at), view.evaluate(READ)
+    picture, shown = function(**start | moved), view.evaluate(READ)
     assert shown["says"] == picture.says
     assert shown["readouts"] == [f"{r.name} = {r.text}" for r in picture.readouts]
     for panel, seen in zip(picture.panels, shown["panels"], strict=True):
@@ -160,9 +161,7 @@ def compare(panel, seen):
     for item, (name, d) in zip(marks, seen["marks"], strict=True):
         x, y, upright = re.match(r"M(.+),(.+?)(V|H)", d).groups()
         assert (name, upright == "V") == (item.label, item.y is None)
-        at, expected = (
-            (x, to_x(log(item.x))) if item.y is None else (y, to_y(item.y))
-        )
+        at, expected = (x, to_x(log(item.x))) if item.y is None else (y, to_y(item.y))
         np.testing.assert_allclose(float(at), expected, **near)
 
 

@@ -40,14 +40,10 @@ tokens = st.lists(
         ([[5, 2, 0], [2, 5, 7], [5, 5, 5]], [[1, 1, 0], [1, 0, 0], [1, 1, 1]]),
     ],
 )
-@pytest.mark.parametrize(
-    "kind", [list, np.int64, np.uint8, torch.int64, torch.int32]
-)
+@pytest.mark.parametrize("kind", [list, np.int64, np.uint8, torch.int64, torch.int32])
 def test_the_end_token_counts_and_what_follows_does_not(ids, right, kind):
     xp = torch if isinstance(kind, torch.dtype) else np
-    got = completion_mask(
-        ids if kind is list else xp.asarray(ids, dtype=kind), 2
-    )
+    got = completion_mask(ids if kind is list else xp.asarray(ids, dtype=kind), 2)
     assert isinstance(got, torch.Tensor if xp is torch else np.ndarray)
     assert got.dtype == xp.bool
     np.testing.assert_array_equal(plain(got), np.array(right, bool))
@@ -71,9 +67,7 @@ def test_an_end_token_beyond_the_dtype_of_the_ids_matches_nothing(xp):
     assert completion_mask(ids, -1).tolist() == [True] * 3
 
 
-@pytest.mark.parametrize(
-    "bad", [[1.0, 2.0], [True, False], 3, [[1], [2, 3]], "ab", []]
-)
+@pytest.mark.parametrize("bad", [[1.0, 2.0], [True, False], 3, [[1], [2, 3]], "ab", []])
 def test_ids_must_be_integers_along_an_axis(bad):
     with pytest.raises(ValueError, match="ids is .*; allowed: "):
         completion_mask(bad, 2)
@@ -116,18 +110,14 @@ def test_sequence_log_ratio_is_the_log_of_two_products(rows):
 @each_library
 def test_what_the_reference_cannot_say_is_infinitely_far(lib):
     logp, logq = lib([[-1, -1], [-1, -INF]]), lib([[-1, -INF], [-1, -1]])
-    lib.check(
-        sequence_log_ratio(logp, logq, lib([[1, 1], [1, 1]])), [INF, -INF]
-    )
+    lib.check(sequence_log_ratio(logp, logq, lib([[1, 1], [1, 1]])), [INF, -INF])
 
 
 @pytest.mark.parametrize("logp", [[-1.0, -INF], [-INF, -1.0]])
 @each_library
 def test_a_sequence_that_neither_policy_can_say_is_refused(lib, logp):
     batch = lib([[-1.0, -1.0], logp]), lib([[-1.0, -1.0], [-1.0, -INF]])
-    with pytest.raises(
-        ValueError, match=r"logp\[1.* is -inf; allowed: not -inf"
-    ):
+    with pytest.raises(ValueError, match=r"logp\[1.* is -inf; allowed: not -inf"):
         sequence_log_ratio(*batch, [[1, 1], [1, 1]])
     live = np.isfinite(logp).tolist()
     lib.check(sequence_log_ratio(lib(logp), lib(logp), live), 0.0)
@@ -136,9 +126,7 @@ def test_a_sequence_that_neither_policy_can_say_is_refused(lib, logp):
 @each_library
 def test_a_sequence_without_tokens_is_refused_with_its_row(lib):
     x = lib([[-1.0, -2.0]] * 3)
-    with pytest.raises(
-        ValueError, match=r"number of tokens in mask\[1\] is 0; all"
-    ):
+    with pytest.raises(ValueError, match=r"number of tokens in mask\[1\] is 0; all"):
         sequence_log_ratio(x, x, [[1, 1], [0, 0], [0, 1]])
 
 
@@ -175,14 +163,8 @@ def test_padding_may_hold_anything(lib, f, padding):
 def test_padding_has_gradient_zero_and_leaves_the_others_theirs(padding):
     mask = torch.tensor([True, True, False])
     for f, right in (
-        (
-            lambda x: sequence_log_ratio(x, torch.full((3,), -1.0), mask),
-            [1, 1, 0],
-        ),
-        (
-            lambda x: sequence_log_ratio(torch.full((3,), -1.0), x, mask),
-            [-1, -1, 0],
-        ),
+        (lambda x: sequence_log_ratio(x, torch.full((3,), -1.0), mask), [1, 1, 0]),
+        (lambda x: sequence_log_ratio(torch.full((3,), -1.0), x, mask), [-1, -1, 0]),
         (lambda x: masked_mean(x, mask), [0.5, 0.5, 0]),
         (lambda x: returns_to_go(x, mask).sum(), [1, 2, 0]),
     ):
@@ -191,9 +173,7 @@ def test_padding_has_gradient_zero_and_leaves_the_others_theirs(padding):
         assert x.grad.tolist() == right
 
 
-@pytest.mark.parametrize(
-    "kind", ["bool", "int64", "uint8", "float32", "float64"]
-)
+@pytest.mark.parametrize("kind", ["bool", "int64", "uint8", "float32", "float64"])
 @each_library
 def test_a_mask_of_any_dtype_selects_the_same_and_leaves_the_dtype(lib, kind):
     mask = lib.module.asarray([1, 0, 1], dtype=getattr(lib.module, kind))
@@ -213,9 +193,7 @@ def test_a_mask_holds_only_zeros_and_ones(f, bad):
 @pytest.mark.parametrize("mask", [[1], [[1], [0]], [1, 0], [[1, 0, 1]], 1])
 @each_masked
 def test_a_mask_does_not_broadcast(f, mask):
-    with pytest.raises(
-        ValueError, match=r"mask is of shape .* allowed: one shape"
-    ):
+    with pytest.raises(ValueError, match=r"mask is of shape .* allowed: one shape"):
         f(-np.ones((2, 2)), mask)
 
 
@@ -232,17 +210,13 @@ def test_one_number_has_no_tokens(f):
 def test_the_mean_is_over_all_tokens_and_not_a_mean_of_means(lib):
     loss, mask = [[1, 9, 9], [0, 0, 0]], [[1, 0, 0], [1, 1, 1]]
     lib.check(masked_mean(lib(loss), mask), 0.25)
-    parts = [
-        float(masked_mean(lib(v), m)) for v, m in zip(loss, mask, strict=True)
-    ]
+    parts = [float(masked_mean(lib(v), m)) for v, m in zip(loss, mask, strict=True)]
     assert sum(parts) / 2 == 0.5
 
 
 @each_library
 def test_a_mean_over_no_token_is_refused(lib):
-    with pytest.raises(
-        ValueError, match="mask is 0 everywhere; allowed: at least one"
-    ):
+    with pytest.raises(ValueError, match="mask is 0 everywhere; allowed: at least one"):
         masked_mean(lib([1.0, 2.0]), [0, 0])
 
 
@@ -255,8 +229,7 @@ def test_returns_stop_at_the_end_of_the_sequence(lib):
 @given(st.lists(st.tuples(st.integers(-9, 9), st.booleans()), min_size=1))
 def test_returns_to_go_are_the_plain_loop(rows):
     right = [
-        m * sum(r for r, kept in rows[t:] if kept)
-        for t, (_, m) in enumerate(rows)
+        m * sum(r for r, kept in rows[t:] if kept) for t, (_, m) in enumerate(rows)
     ]
     rewards, mask = map(list, zip(*rows, strict=True))
     for lib in LIBRARIES:
@@ -267,8 +240,7 @@ def test_returns_to_go_are_the_plain_loop(rows):
 @each_library
 def test_a_sequence_of_padding_has_returns_zero(lib):
     lib.check(
-        returns_to_go(lib([[NAN, 1], [1, 1]]), [[0, 0], [1, 1]]),
-        [[0, 0], [2, 1]],
+        returns_to_go(lib([[NAN, 1], [1, 1]]), [[0, 0], [1, 1]]), [[0, 0], [2, 1]]
     )
 
 
@@ -287,16 +259,11 @@ def test_row_t_scores_token_t_plus_1(lib):
 def test_token_log_probs_are_log_softmax_and_gather(lib, temperature):
     rng = np.random.default_rng(0)
     logits, ids = rng.normal(0, 3, (2, 4, 5, 7)), rng.integers(0, 7, (2, 4, 5))
-    scores = torch.log_softmax(torch.tensor(logits) / temperature, -1)[
-        ..., :-1, :
-    ]
+    scores = torch.log_softmax(torch.tensor(logits) / temperature, -1)[..., :-1, :]
     right = scores.gather(-1, torch.tensor(ids)[..., 1:, None])[..., 0]
     ids = torch.tensor(ids) if lib.module is torch else ids
     lib.check(token_log_probs(lib(logits), ids, temperature), plain(right))
-    lib.check(
-        token_log_probs(lib(logits[..., :-1, :]), ids, temperature),
-        plain(right),
-    )
+    lib.check(token_log_probs(lib(logits[..., :-1, :]), ids, temperature), plain(right))
 
 
 @each_library
@@ -310,17 +277,13 @@ def test_the_temperature_of_the_sampler(lib):
 def test_the_probabilities_of_all_completions_sum_to_one():
     logits = np.random.default_rng(0).normal(size=(3, 3))
     paths = [(0, *path) for path in itertools.product(range(3), repeat=3)]
-    total = sum(
-        math.exp(token_log_probs(logits, path).sum()) for path in paths
-    )
+    total = sum(math.exp(token_log_probs(logits, path).sum()) for path in paths)
     assert total == pytest.approx(1, abs=1e-12)
 
 
 def test_the_gradient_is_one_hot_minus_softmax_also_beside_masked_logits():
     logits = torch.tensor([[1.0, 2.0, -INF], [NAN] * 3], requires_grad=True)
-    (got,) = torch.autograd.grad(
-        token_log_probs(logits, [7, 1], 0.5).sum(), logits
-    )
+    (got,) = torch.autograd.grad(token_log_probs(logits, [7, 1], 0.5).sum(), logits)
     p = 1 / (1 + math.exp(-2))
     assert got[0].tolist() == pytest.approx([-(1 - p) * 2, (1 - p) * 2, 0])
     assert got[1].tolist() == [0, 0, 0]
@@ -329,9 +292,7 @@ def test_the_gradient_is_one_hot_minus_softmax_also_beside_masked_logits():
 @pytest.mark.parametrize("hidden", [-INF, float(np.finfo("f4").min)])
 @each_library
 def test_a_hidden_logit_is_a_token_of_probability_zero(lib, hidden):
-    got = token_log_probs(
-        lib([[0, 0, hidden]] * 3), [0, 1, 2], temperature=0.6
-    )
+    got = token_log_probs(lib([[0, 0, hidden]] * 3), [0, 1, 2], temperature=0.6)
     lib.check(got, [-math.log(2), -INF])
 
 
@@ -345,19 +306,13 @@ def test_large_logits_keep_their_digits(lib, top):
 @pytest.mark.parametrize("bad", [NAN, INF])
 @each_library
 def test_logits_that_are_no_scores_are_refused(lib, bad):
-    with pytest.raises(
-        ValueError, match=r"logits\[0, 1\] is (nan|inf); allowed: "
-    ):
+    with pytest.raises(ValueError, match=r"logits\[0, 1\] is (nan|inf); allowed: "):
         token_log_probs(lib([[0, bad]]), [0, 1])
-    with pytest.raises(
-        ValueError, match=r"largest logit of\[1, 0\] is -inf; allowed"
-    ):
+    with pytest.raises(ValueError, match=r"largest logit of\[1, 0\] is -inf; allowed"):
         token_log_probs(lib([[0, 0], [-INF, -INF]]), [0, 1, 1])
 
 
-@pytest.mark.parametrize(
-    "half", [torch.bfloat16, torch.float16, np.float16], ids=str
-)
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16, np.float16], ids=str)
 def test_half_precision_logits_are_computed_in_float32(half):
     xp = np if half is np.float16 else torch
     logits = xp.asarray([[12.5, 0.125, 3.0]], dtype=half)
@@ -397,17 +352,11 @@ def test_ids_that_do_not_fit_are_refused(ids, seen):
 
 
 def test_a_batch_of_logits_does_not_broadcast_over_ids():
-    with pytest.raises(
-        ValueError, match=r"logits is of shape \(1, 2, 3\) beside"
-    ):
+    with pytest.raises(ValueError, match=r"logits is of shape \(1, 2, 3\) beside"):
         token_log_probs(np.zeros((1, 2, 3)), [[0, 1], [0, 1]])
-    with pytest.raises(
-        ValueError, match="ids is .*ndarray.*; allowed: an array as"
-    ):
+    with pytest.raises(ValueError, match="ids is .*ndarray.*; allowed: an array as"):
         token_log_probs(torch.zeros(2, 3), np.array([0, 1]))
 
 
 def test_the_first_token_is_scored_by_nothing_and_may_be_any():
-    assert token_log_probs(np.zeros((2, 3)), [-100, 1]) == pytest.approx(
-        -math.log(3)
-    )
+    assert token_log_probs(np.zeros((2, 3)), [-100, 1]) == pytest.approx(-math.log(3))

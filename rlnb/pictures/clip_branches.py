@@ -5,12 +5,7 @@ from typing import Annotated
 
 import numpy as np
 
-from ..clipping import (
-    clip_fraction,
-    clip_is_active,
-    clipped_slope,
-    clipped_surrogate,
-)
+from ..clipping import clip_fraction, clip_is_active, clipped_slope, clipped_surrogate
 from ..show import Band, Bars, Dots, Line, Mark, Panel, Picture, Readout
 from ..show.picture import short
 
@@ -21,9 +16,7 @@ W = np.linspace(0.01, 2, 200)
 ZOOM = (0.0, 2.0)
 
 
-def branches(
-    eps: Eps = 0.2, w: Ratio = 1.4, advantage: Advantage = -2.0
-) -> Picture:
+def branches(eps: Eps = 0.2, w: Ratio = 1.4, advantage: Advantage = -2.0) -> Picture:
     """Value and slope of the clipped surrogate over w; the case in words."""
     value = clipped_surrogate(w, advantage, eps)
     slope = clipped_slope(w, advantage, eps)
@@ -38,21 +31,10 @@ def branches(
             ),
             value,
         ),
-        (
-            "Slope: what the gradient sees",
-            (Line("slope", *steps, "orange"),),
-            slope,
-        ),
+        ("Slope: what the gradient sees", (Line("slope", *steps, "orange"),), slope),
     ):
-        items = (
-            _band(eps),
-            *lines,
-            *_range_marks(eps),
-            Dots("here", [w], [now]),
-        )
-        panels.append(
-            Panel(title, items, ZOOM, (-4.4, 4.4), "w = p/o", "reward units")
-        )
+        items = (_band(eps), *lines, *_range_marks(eps), Dots("here", [w], [now]))
+        panels.append(Panel(title, items, ZOOM, (-4.4, 4.4), "w = p/o", "reward units"))
     return Picture(
         "The clipped surrogate over the probability ratio",
         panels,
@@ -110,8 +92,7 @@ MISTAKES = {
 
 
 def mistakes(
-    mistake: Annotated[str, "instead of the minimum"] = "clip first",
-    eps: Eps = 0.2,
+    mistake: Annotated[str, "instead of the minimum"] = "clip first", eps: Eps = 0.2
 ) -> Picture:
     """The surrogate beside a well-known wrong one, for A = 2 and A = -2."""
     wrong = MISTAKES[mistake]
@@ -283,10 +264,7 @@ def active_clips(ratio, advantage, eps=0.2) -> Picture:
                 (-0.6, len(ratio) + 0.2),
                 "w = p/o",
                 "",
-                yticks={
-                    float(k): f"A = {short(a)}"
-                    for k, a in enumerate(advantage)
-                },
+                yticks={float(k): f"A = {short(a)}" for k, a in enumerate(advantage)},
             ),
         ),
         f"{np.mean(outside):.0%} of the samples lie outside the range, "

@@ -112,10 +112,7 @@ def pull(beta: Annotated[float, "β, reward per nat"] = 0.5) -> Picture:
             else f"At β = {beta:g} the best policy gives the right answer "
             f"{best[0]:.1%} and stays {far:.2f} nats from the reference."
         ),
-        (
-            Readout("expected reward", best @ REWARD),
-            Readout("KL(p*‖q)", far, "nats"),
-        ),
+        (Readout("expected reward", best @ REWARD), Readout("KL(p*‖q)", far, "nats")),
     )
 
 
@@ -209,9 +206,7 @@ def aliased(frozen, shared) -> Picture:
                 (
                     Line("reference copied", step, frozen),
                     Line("reference aliased", step, shared, "orange", "dash"),
-                    Dots(
-                        "at the end", [step[-1]] * 2, [frozen[-1], shared[-1]]
-                    ),
+                    Dots("at the end", [step[-1]] * 2, [frozen[-1], shared[-1]]),
                 ),
                 (0, len(step) - 1),
                 (-0.1, 1.1 * max(frozen)),

@@ -48,13 +48,7 @@ def shaped_rewards(beta: Beta = 0.2, p: P = 0.8, reward=(1.0, 1.0)) -> Picture:
                 "What one answer is worth",
                 (
                     Bars("reward R", [-0.2, 0.8], reward, "grey", 0.36),
-                    Bars(
-                        "R − β·(log p − log q)",
-                        [0.2, 1.2],
-                        worth,
-                        "blue",
-                        0.36,
-                    ),
+                    Bars("R − β·(log p − log q)", [0.2, 1.2], worth, "blue", 0.36),
                     Mark("J", y=objective, color="orange"),
                 ),
                 (-0.6, 1.9),
@@ -86,9 +80,7 @@ def shaped_rewards(beta: Beta = 0.2, p: P = 0.8, reward=(1.0, 1.0)) -> Picture:
     )
 
 
-def sample_means(
-    n: Annotated[float, "n, answers sampled"] = 4, p: P = 0.8
-) -> Picture:
+def sample_means(n: Annotated[float, "n, answers sampled"] = 4, p: P = 0.8) -> Picture:
     """The exact distribution of the mean of n sampled log-ratios."""
     sizes = np.array([1, 2, 4, 8, 16, 32, 64])
     n = int(n)
@@ -103,20 +95,8 @@ def sample_means(
             Panel(
                 f"All means that {n} sampled answers can give",
                 (
-                    Bars(
-                        "below 0",
-                        means,
-                        chances * (means < 0),
-                        "orange",
-                        width,
-                    ),
-                    Bars(
-                        "0 or above",
-                        means,
-                        chances * (means >= 0),
-                        "blue",
-                        width,
-                    ),
+                    Bars("below 0", means, chances * (means < 0), "orange", width),
+                    Bars("0 or above", means, chances * (means >= 0), "blue", width),
                     Mark("KL(p‖q)", x=kl),
                 ),
                 (-2.5, 1),
@@ -208,13 +188,7 @@ def ascents(runs) -> Picture:
     rates = sorted({rate for _, rate in runs})
     dashes = dict(zip(rates, ("dash", "solid"), strict=True))
     lines = [
-        Line(
-            f"β = {b:g}, rate {r:g}",
-            np.arange(len(a)),
-            a,
-            colors[b],
-            dashes[r],
-        )
+        Line(f"β = {b:g}, rate {r:g}", np.arange(len(a)), a, colors[b], dashes[r])
         for (b, r), a in runs.items()
     ]
     goals = [tilted_optimum(Q, [1, 0], b)[0] for b in betas]

@@ -29,9 +29,11 @@ def short(value):
     """A number for reading: 0.193, 2.4, -16, ∞."""
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
+    if abs(value) < 1e-15:  # what is left of a sum that cancels
+        return "0"
     whole = 999.5 <= abs(value) < 1e6
     text = f"{value:.0f}" if whole else f"{value:.3g}"
-    return "0" if float(text) == 0 else text.replace("-", "−")
+    return text.replace("-", "−")
 
 
 @dataclass(frozen=True, eq=False)
