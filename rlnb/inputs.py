@@ -117,6 +117,16 @@ def refuse_logits(xp, logits):
     refuse_where(xp, top == -xp.inf, "the largest of logits", top, "finite")
 
 
+def refuse_non_distribution(xp, name, p, axis):
+    if axis not in range(-p.ndim, p.ndim):
+        refuse("axis", repr(axis), f"an axis of {name}, shape {tuple(p.shape)}")
+    refuse_where(xp, ~(p >= 0), name, p, "probabilities, at least 0")
+    total = xp.sum(p, axis=axis)
+    slack = 1e-6 if p.dtype == xp.float64 else 1e-4
+    off = ~(abs(total - 1) <= slack)
+    refuse_where(xp, off, f"the sum of {name}", total, "1, as for a distribution")
+
+
 def refuse_shapes(**named):
     """Refuse arrays that do not broadcast, naming each with its shape."""
     shapes = {name: tuple(x.shape) for name, x in named.items()}

@@ -11,6 +11,7 @@ from .inputs import (
     refuse,
     refuse_infinite,
     refuse_log_probs,
+    refuse_non_distribution,
     refuse_shapes,
     refuse_where,
 )
@@ -38,8 +39,8 @@ def kl_divergence(p, q, axis=-1):
     inf: no small constant is added, since it would set the answer.
     """
     xp, p, q = arrays(p=p, q=q)
-    _refuse_non_distribution(xp, "p", p, axis)
-    _refuse_non_distribution(xp, "q", q, axis)
+    refuse_non_distribution(xp, "p", p, axis)
+    refuse_non_distribution(xp, "q", q, axis)
     refuse_shapes(p=p, q=q)
     _refuse_other_outcomes("q", q, p, axis)
     if axis >= 0 and p.ndim != q.ndim:
@@ -55,7 +56,7 @@ def kl_divergence(p, q, axis=-1):
 def entropy(p, axis=-1):
     """H(p) = -sum p log p along `axis`, in nats; 0 log 0 is 0."""
     xp, p = arrays(p=p)
-    _refuse_non_distribution(xp, "p", p, axis)
+    refuse_non_distribution(xp, "p", p, axis)
     log_p = xp.log(xp.where(p > 0, p, 1.0))
     return -xp.sum(xp.where(p > 0, p * log_p, 0.0), axis=axis)
 
@@ -84,7 +85,7 @@ def regularized_objective(p, q, reward, beta):
     """
     beta = _beta(beta)
     xp, p, q, reward = arrays(p=p, q=q if beta else p, reward=reward)
-    _refuse_non_distribution(xp, "p", p, -1)
+    refuse_non_distribution(xp, "p", p, -1)
     refuse_infinite(xp, "reward", reward)
     refuse_shapes(p=p, reward=reward)
     _refuse_other_outcomes("reward", reward, p)
@@ -105,7 +106,7 @@ def tilted_optimum(q, reward, beta):
     """
     beta = _beta(beta)
     xp, q, reward = arrays(q=q, reward=reward)
-    _refuse_non_distribution(xp, "q", q, -1)
+    refuse_non_distribution(xp, "q", q, -1)
     refuse_infinite(xp, "reward", reward)
     refuse_shapes(q=q, reward=reward)
     _refuse_other_outcomes("reward", reward, q)
@@ -130,13 +131,3 @@ def _refuse_other_outcomes(name, x, p, axis=-1):
     if x.ndim and x.shape[axis] != p.shape[axis]:
         allowed = f"{p.shape[axis]}, as the probabilities beside it"
         refuse(name, f"over {x.shape[axis]} outcomes", allowed)
-
-
-def _refuse_non_distribution(xp, name, p, axis):
-    if axis not in range(-p.ndim, p.ndim):
-        refuse("axis", repr(axis), f"an axis of {name}, shape {tuple(p.shape)}")
-    refuse_where(xp, ~(p >= 0), name, p, "probabilities, at least 0")
-    total = xp.sum(p, axis=axis)
-    slack = 1e-6 if p.dtype == xp.float64 else 1e-4
-    off = ~(abs(total - 1) <= slack)
-    refuse_where(xp, off, f"the sum of {name}", total, "1, as for a distribution")

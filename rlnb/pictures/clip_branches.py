@@ -96,25 +96,26 @@ def mistakes(
 ) -> Picture:
     """The surrogate beside a well-known wrong one, for A = 2 and A = -2."""
     wrong = MISTAKES[mistake]
+    a = 2.0 if mistake == "no clip" else -2.0
     panels = [
         Panel(
-            f"A = {short(a)}",
+            f"A = {short(side)}",
             (
                 _band(eps),
-                Line("minimum", W, clipped_surrogate(W, a, eps)),
-                Line(mistake, W, wrong(W, a, eps), "orange", "dash"),
+                Line("minimum", W, clipped_surrogate(W, side, eps)),
+                Line(mistake, W, wrong(W, side, eps), "orange", "dash"),
                 *_range_marks(eps),
             ),
             ZOOM,
-            (0, 4.4) if a > 0 else (-4.4, 0),
+            (0, 4.4) if side > 0 else (-4.4, 0),
             "w = p/o",
             "reward units",
         )
-        for a in (2.0, -2.0)
+        for side in (2.0, -2.0)
     ]
     says = {
-        "clip first": "Clipping first is flat on both sides. A policy that "
-        "moved the wrong way is never pulled back.",
+        "clip first": "Clipping first is flat on both sides. A sample whose "
+        "probability moved the wrong way no longer pulls it back.",
         "max for A<0": "The maximum is right nowhere for A<0 outside the "
         "range: it pulls where it should rest, and rests where it should pull.",
         "no clip": "Without clipping the gain never ends: every step of the "
@@ -123,10 +124,10 @@ def mistakes(
     return Picture(
         "The minimum beside a known mistake",
         panels,
-        says[mistake],
+        says[mistake] + (" With this ε w = 1.4 lies inside." if eps >= 0.4 else ""),
         [
-            Readout("minimum at A=−2, w=1.4", clipped_surrogate(1.4, -2, eps)),
-            Readout(f"{mistake}, there", wrong(1.4, -2.0, eps)),
+            Readout(f"minimum at A={short(a)}, w=1.4", clipped_surrogate(1.4, a, eps)),
+            Readout(f"{mistake}, there", wrong(1.4, a, eps)),
         ],
     )
 
@@ -209,7 +210,7 @@ def overshoot(ratios, gradients, eps=0.2) -> Picture:
                 "w = p/o",
             ),
         ),
-        f"The gradient is 0 from step {last} on, at w = {ratios[last]:.3f}. "
+        f"After step {last}, at w = {ratios[last]:.3f}, the gradient is 0. "
         f"Momentum alone carries w to {ratios[-1]:.3f}.",
     )
 
@@ -293,7 +294,7 @@ def early_stop(log_ratio, limit=0.015) -> Picture:
                 xticks={float(k): short(v) for k, v in enumerate(l)},
             ),
         ),
-        f"The signed mean is {short(signed.mean())} and never passes the limit "
+        f"The signed mean of these samples is {short(signed.mean())}, below the limit "
         f"of {limit:g}. The mean of exp(l) − 1 − l is {short(k3.mean())}: stop.",
     )
 

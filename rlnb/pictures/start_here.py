@@ -27,7 +27,7 @@ ROLES = {
     "reference": (
         "reads the question and an answer",
         "never changes",
-        "Without it nothing holds the policy near where it started",
+        "Without it nothing pulls the policy back towards q",
     ),
     "reward model": (
         "reads the question and an answer",
@@ -37,7 +37,7 @@ ROLES = {
     "critic": (
         "reads the question, not the answer",
         "is trained beside the actor",
-        "Without it noise takes the place of the comparison, and luck decides",
+        "Without it every answer of positive worth is pushed up, and the run goes past the optimum",
     ),
     "old policy": (
         "sampled the batch, of which only its log-probabilities are kept",
@@ -90,6 +90,8 @@ def pull(beta: Annotated[float, "β, reward per nat"] = 0.5) -> Picture:
     best = tilted_optimum(REFERENCE, REWARD, beta)
     x = np.arange(3)
     far = kl_divergence(best, REFERENCE)
+    betas, over = _best_over_beta()
+    styles = ("blue", "solid"), ("orange", "dash"), ("grey", "dot")
     return Picture(
         "The best policy between reward and reference",
         (
@@ -105,6 +107,20 @@ def pull(beta: Annotated[float, "β, reward per nat"] = 0.5) -> Picture:
                 "probability",
                 xticks=TICKS,
             ),
+            Panel(
+                "The best policy over β",
+                (
+                    *(
+                        Line(answer, betas, over[:, k], *styles[k])
+                        for k, answer in enumerate(ANSWERS)
+                    ),
+                    Mark(f"β = {beta:g}", x=beta),
+                ),
+                (0, 2),
+                (0, 1.05),
+                "β, reward per nat",
+                "probability",
+            ),
         ),
         (
             "At β = 0 the reward has it all: only the right answer is left."
@@ -114,6 +130,12 @@ def pull(beta: Annotated[float, "β, reward per nat"] = 0.5) -> Picture:
         ),
         (Readout("expected reward", best @ REWARD), Readout("KL(p*‖q)", far, "nats")),
     )
+
+
+@cache
+def _best_over_beta():
+    betas = np.linspace(0, 2, 81)
+    return betas, np.array([tilted_optimum(REFERENCE, REWARD, b) for b in betas])
 
 
 @cache
@@ -202,7 +224,7 @@ def aliased(frozen, shared) -> Picture:
         "Two references for one run",
         (
             Panel(
-                "The penalty that the run sees",
+                "The KL(p‖reference) that would be logged",
                 (
                     Line("reference copied", step, frozen),
                     Line("reference aliased", step, shared, "orange", "dash"),
@@ -215,7 +237,7 @@ def aliased(frozen, shared) -> Picture:
             ),
         ),
         "The aliased reference moves along with the actor, so its KL is 0 at "
-        "every step, whatever β is.",
+        "every step, and β times it is 0 for every β.",
     )
 
 

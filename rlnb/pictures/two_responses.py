@@ -209,11 +209,11 @@ def ascents(runs) -> Picture:
                 "p(A)",
             ),
         ),
-        "Lines of one colour end at one height: the rate does not move it.",
+        "Lines of one colour approach one height: β sets it, the rate does not.",
     )
 
 
-def tilt(beta: Beta = 0.1) -> Picture:
+def tilt(beta: Beta = 0.5) -> Picture:
     """The best policy for R = [1, 0], and what it reaches, over beta."""
     reward = np.array([1.0, 0.0])
     best = tilted_optimum(Q, reward, beta)
@@ -246,7 +246,7 @@ def tilt(beta: Beta = 0.1) -> Picture:
                 (0, 2),
                 (0, 1.05),
                 "β, reward per nat",
-                "",
+                "reward units, nats",
             ),
         ),
         (
@@ -277,9 +277,9 @@ def floors() -> Picture:
     """KL(p||q) with q(B) = 0, when a floor stands in for the zero."""
     p = np.array([0.8, 0.2])
     floor = np.logspace(-16, -1, 61)
-    hidden = [kl_divergence(p, [1 - f, f]) for f in floor]
+    hidden = [p @ log_ratio(np.log(p), np.log([1, f])) for f in floor]
     shown = np.array([1e-12, 1e-8, 1e-4])
-    at = [kl_divergence(p, [1 - f, f]) for f in shown]
+    at = [p @ log_ratio(np.log(p), np.log([1, f])) for f in shown]
     return Picture(
         "What a floor under q prints instead of infinity",
         (
@@ -297,6 +297,6 @@ def floors() -> Picture:
                 xticks={10.0**k: f"1e{k}" for k in range(-16, 0, 3)},
             ),
         ),
-        "Each factor of 10 in the floor adds 0.2·log 10 = 0.461 nats. "
+        "A floor 10 times smaller adds 0.2·log 10 = 0.461 nats. "
         "The right value is infinite.",
     )

@@ -1,7 +1,7 @@
 // Sliders above, picture below. The numbers come from Python (explore.py);
 // nothing is computed here but where on the page each of them stands.
 
-const PLOT = { left: 54, right: 14, height: 215, bottom: 44, title: 24, row: 18 };
+const PLOT = { left: 62, right: 14, height: 215, bottom: 44, title: 24, row: 18 };
 
 const html = (tag, props = {}, ...children) => {
   const node = Object.assign(document.createElement(tag), props);
@@ -104,7 +104,7 @@ function drawPanel(root, panel, alone) {
   });
   axes.append(
     text(wide / 2, high + 36, panel.xlabel, { "text-anchor": "middle" }),
-    text(-high / 2, -40, panel.ylabel, {
+    text(-high / 2, -48, panel.ylabel, {
       transform: "rotate(-90)", "text-anchor": "middle",
     }),
   );
