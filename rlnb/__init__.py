@@ -1,5 +1,6 @@
 """rlnb: the formulas, pictures and sliders behind the lessons in notebooks/.
 
-Formulas, one module a lesson: kl, sequences, clipping. Pictures: pictures.
-Drawing and sliders: show.
+Formulas: kl, score, estimators, advantages, trajectories, sequences, clipping,
+with `inputs` for what they all refuse. Figures: pictures. Drawing and sliders:
+show.
 """

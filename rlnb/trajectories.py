@@ -25,11 +25,12 @@ def path_log_probs(first, *later):
     """
     names = ["first", *(f"later[{t}]" for t in range(len(later)))]
     xp, *steps = arrays(**dict(zip(names, (first, *later), strict=True)))
-    total = xp.zeros_like(steps[0][..., 0])
+    total = _scalar(xp, steps[0], 0.0)
     for name, step in zip(names, steps, strict=True):
         reached = total > -xp.inf
-        chances = _conditional(xp, name, xp.exp(step), reached)
-        step = xp.where(reached[..., None] & (chances > 0), step, -xp.inf)
+        # exp(1) is refused too, and does not overflow
+        _conditional(xp, name, xp.exp(xp.clip(step, None, 1.0)), reached)
+        step = xp.where(reached[..., None], step, -xp.inf)
         total = xp.where(reached, total, 0.0)[..., None] + step
     return xp.reshape(total, (-1,))
 
@@ -42,21 +43,26 @@ def tree_kl(p_steps, q_steps):
     p's probability of the prefix, never with q's.
     Source: Cover and Thomas, Elements of Information Theory, theorem 2.5.3.
     """
-    if len(p_steps) != len(q_steps) or not len(p_steps):
+    if not len(p_steps):
+        refuse("p_steps", "empty", "at least one step")
+    if len(p_steps) != len(q_steps):
         refuse("q_steps", f"{len(q_steps)} steps", f"{len(p_steps)}, as p_steps")
     names = [f"{which}_steps[{t}]" for which in "pq" for t in range(len(p_steps))]
     xp, *steps = arrays(**dict(zip(names, (*p_steps, *q_steps), strict=True)))
     half = len(p_steps)
-    weight = q_weight = xp.ones_like(steps[0][..., 0])
-    total = 0.0 * weight
+    weight, total = _scalar(xp, steps[0], 1.0), _scalar(xp, steps[0], 0.0)
+    q_reached = weight > 0  # no product: it would underflow, and q be ignored
     for t, (p, q) in enumerate(zip(steps[:half], steps[half:], strict=True)):
         p = _conditional(xp, names[t], p, weight > 0)
-        q = _conditional(xp, names[half + t], q, q_weight > 0)
+        q = _conditional(xp, names[half + t], q, q_reached)
+        if p.shape != q.shape:
+            seen, allowed = f"of shape {tuple(q.shape)}", f"{tuple(p.shape)}, as p's"
+            refuse(names[half + t], seen, allowed)
         reached = weight > 0
         step = xp.where(reached, kl_divergence(p, q), 0.0)
         # where p goes and q cannot, the sum is inf already
         total = total + xp.sum(xp.where(reached, weight, 0.0) * step)
-        weight, q_weight = weight[..., None] * p, q_weight[..., None] * q
+        weight, q_reached = weight[..., None] * p, q_reached[..., None] & (q > 0)
     return total
 
 
@@ -91,6 +97,7 @@ def importance_weights(logp, log_old):
     xp, logp, log_old = arrays(logp=logp, log_old=log_old)
     refuse_shapes(logp=logp, log_old=log_old)
     refuse_where(xp, log_old == -xp.inf, "log_old", log_old, "finite: it was sampled")
+    refuse_where(xp, ~(log_old <= 1e-5), "log_old", log_old, "at most 0")
     away = log_ratio(logp, log_old)
     largest = 88 if away.dtype == xp.float32 else 709
     refuse_where(xp, away > largest, "logp - log_old", away, f"at most {largest}")
@@ -108,6 +115,10 @@ def path_ratio(token_ratios):
     if not ratios.ndim:
         refuse("token_ratios", "one number", "an axis of tokens")
     return xp.prod(ratios, axis=-1)
+
+
+def _scalar(xp, like, value):
+    return xp.full_like(xp.reshape(like, (-1,))[0], value)
 
 
 def _conditional(xp, name, p, reached):

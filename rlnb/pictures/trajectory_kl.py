@@ -31,7 +31,9 @@ def second_step(divergence):
     return np.array([low, 1 - low])
 
 
-def two_steps(p: P = 0.8, later: Annotated[float, "KL after B, nats"] = 0.5) -> Picture:
+def two_steps(
+    p: P = 0.8, later: Annotated[float, "KL(p‖q) after B, nats"] = 0.5
+) -> Picture:
     """The chain rule on a two-step tree, with p's and with q's prefix weights."""
     grid = np.linspace(0.01, 0.99, 99)
     after_b = float(kl_divergence(second_step(later), Q))
@@ -47,7 +49,7 @@ def two_steps(p: P = 0.8, later: Annotated[float, "KL after B, nats"] = 0.5) -> 
         "KL of a two-step tree over the first step",
         (
             Panel(
-                "After A nothing differs, after B something does",
+                f"After A nothing differs; after B KL(p‖q) = {later:g}",
                 (
                     Line("first step alone", grid, first, "grey", "dot"),
                     Line("p weights the prefixes", grid, right),
@@ -58,7 +60,7 @@ def two_steps(p: P = 0.8, later: Annotated[float, "KL after B, nats"] = 0.5) -> 
             ),
         ),
         f"B is reached with p(B) = {short(1 - p)}, so the later {short(after_b)} nats "
-        f"count {short((1 - p) * after_b)}. With q's weight they would count "
+        f"count {short((1 - p) * after_b)}. q's weight 0.5 would give "
         f"{short(0.5 * after_b)}.",
         (
             Readout("KL(p‖q)", check, "nats", 6),
@@ -75,6 +77,7 @@ def long_ratio(
     length = int(length)
     steps = np.arange(0, 21)
     paths = [float(path_ratio([ratio] * k)) if k else 1.0 for k in steps]
+    inside = "inside" if 0.8 <= paths[length] <= 1.2 else "outside"
     return Picture(
         "The ratio of a path over its length",
         (
@@ -85,12 +88,13 @@ def long_ratio(
                     Line("token ratio", steps, np.full(21, ratio), "orange", "dash"),
                     Dots("here", [length], [paths[length]]),
                     Mark("1.2", y=1.2, color="grey"),
+                    Mark("0.8", y=0.8, side="below", color="grey"),
                 ),
                 (0, 20.5), (0, 7), "T, tokens", "p/o",
             ),
         ),
-        f"Each token has the ratio {ratio:g}, which a clip range of 0.2 does not "
-        f"touch. The path of {length} has {short(paths[length])}.",
+        f"Each token has the ratio {ratio:g}, inside [0.8, 1.2]. The ratio of {length} "
+        f"tokens is {short(paths[length])}, {inside} it.",
         (Readout("path ratio", paths[length]), Readout("geometric mean", ratio)),
     )  # fmt: skip
 
@@ -137,11 +141,11 @@ def sampled(
         "Two unbiased estimates of one KL",
         (
             Panel(
-                "KL ± standard deviation of the mean of n paths",
+                "KL(p‖q) ± standard deviation, mean of n paths",
                 (
                     Line("k1 of the path", sizes, kl + k1 / sizes**0.5, "orange", "dash"),
                     Line("", sizes, kl - k1 / sizes**0.5, "orange", "dash"),
-                    Line("exact KL of each step", sizes, kl + exact_steps / sizes**0.5),
+                    Line("exact steps", sizes, kl + exact_steps / sizes**0.5),
                     Line("", sizes, kl - exact_steps / sizes**0.5),
                     Mark("KL(p‖q)", y=kl),
                     Mark(f"n = {int(n)}", x=n),
@@ -150,8 +154,8 @@ def sampled(
                 xticks={float(2**k): str(2**k) for k in range(0, 11, 2)}, log_x=True,
             ),
         ),
-        f"k1 needs {short((k1 / exact_steps) ** 2)} times as many paths for the same "
-        "spread.",
+        f"With {int(n)} paths: ±{short(k1 / n**0.5)} and ±{short(exact_steps / n**0.5)} "
+        f"nats. k1 needs {short((k1 / exact_steps) ** 2)} times as many paths.",
         (
             Readout("σ of k1", k1 / n**0.5, "nats"),
             Readout("σ with exact steps", exact_steps / n**0.5, "nats"),
@@ -175,7 +179,7 @@ def weights(o: Annotated[float, "o(A), the sampling policy"] = 0.5) -> Picture:
             Panel(
                 "Weights w = p/o",
                 (Bars("w", [0, 1], w, "blue", 0.5), Mark("1", y=1, color="grey")),
-                (-0.6, 1.8), (0, 10), "answer", "", xticks={0: "A", 1: "B"},
+                (-0.6, 1.8), (0, 17), "answer", "", xticks={0: "A", 1: "B"},
             ),
             Panel(
                 "Share of samples that is left",
@@ -187,8 +191,11 @@ def weights(o: Annotated[float, "o(A), the sampling policy"] = 0.5) -> Picture:
                 (0, 1.02), (0, 1.05), "o(A)", "effective ÷ drawn",
             ),
         ),
-        f"Of 1000 samples of o, {1000 * left:.0f} are left for an average under p.",
+        f"1 / E[w²] under o is {left:.3f}: a rule of thumb for how many of the samples "
+        "count. It does not know what is averaged.",
         (
+            Readout("w of A", w[0]),
+            Readout("w of B", w[1]),
             Readout("mean weight", float(np.array([o, 1 - o]) @ w)),
             Readout("effective share", left),
         ),
@@ -216,8 +223,8 @@ def costs(counts) -> Picture:
                 yticks={k: f"1e{k}" for k in range(0, 7, 2)},
             ),
         ),
-        f"Enumeration takes {10 ** fits[0][1]:.1f} times as many for each further "
-        f"token. The others grow as T to the power {fits[1][2]:.2f} and "
+        f"Enumeration: a factor {10 ** fits[0][1]:.1f} a token, fitted; it tends to "
+        f"V = 10. The others grow as T to the power {fits[1][2]:.2f} and "
         f"{fits[2][2]:.2f}.",
     )  # fmt: skip
 
