@@ -99,9 +99,7 @@ def importance_weights(logp, log_old):
     refuse_where(xp, log_old == -xp.inf, "log_old", log_old, "finite: it was sampled")
     refuse_where(xp, ~(log_old <= 1e-5), "log_old", log_old, "at most 0")
     away = log_ratio(logp, log_old)
-    largest = 88 if away.dtype == xp.float32 else 709
-    refuse_where(xp, away > largest, "logp - log_old", away, f"at most {largest}")
-    return xp.exp(away)
+    return _exp(xp, "logp - log_old", away)
 
 
 def path_ratio(token_ratios):
@@ -114,7 +112,8 @@ def path_ratio(token_ratios):
     refuse_where(xp, ratios <= 0, "token_ratios", ratios, "numbers > 0")
     if not ratios.ndim:
         refuse("token_ratios", "one number", "an axis of tokens")
-    return xp.prod(ratios, axis=-1)
+    total = xp.sum(xp.log(ratios), axis=-1)
+    return _exp(xp, "the log of the product of token_ratios", total)
 
 
 def _scalar(xp, like, value):
@@ -129,3 +128,9 @@ def _conditional(xp, name, p, reached):
     p = xp.where(reached[..., None], p, 1 / p.shape[-1])
     refuse_non_distribution(xp, name, p, -1)
     return p
+
+
+def _exp(xp, name, x):
+    largest = 88 if x.dtype == xp.float32 else 709
+    refuse_where(xp, x > largest, name, x, f"at most {largest} in this dtype")
+    return xp.exp(x)

@@ -227,20 +227,3 @@ def costs(counts) -> Picture:
         f"V = 10. The others grow as T to the power {fits[1][2]:.2f} and "
         f"{fits[2][2]:.2f}.",
     )  # fmt: skip
-
-
-def missed(errors) -> Picture:
-    """errors: {seed: relative error of the per-token gradient}."""
-    x = np.arange(len(errors))
-    return Picture(
-        "What per-token losses miss",
-        (
-            Panel(
-                "Relative error of the gradient, 110 logits",
-                (Bars("per-token KL", x, list(errors.values()), "orange", 0.5),),
-                (-0.6, len(x) - 0.4), (0, 0.45), "random tree", "error ÷ gradient",
-                xticks={int(k): f"seed {s}" for k, s in zip(x, errors, strict=True)},
-            ),
-        ),
-        "The missing part is the mean of later log-ratios times earlier scores.",
-    )  # fmt: skip

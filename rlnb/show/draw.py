@@ -58,9 +58,7 @@ def png_bundle(figure):
         metadata={"Software": None},
         pil_kwargs={"optimize": True},
     )
-    width, height = (
-        round(DPI * inches) for inches in figure.get_size_inches()
-    )
+    width, height = (round(DPI * inches) for inches in figure.get_size_inches())
     data = {
         "image/png": base64.b64encode(buffer.getvalue()).decode(),
         "text/plain": figure.alt,

@@ -36,15 +36,11 @@ def explore(function, **sliders):
     """
     controls = [_Control(function, name, at) for name, at in sliders.items()]
     if not 1 <= len(controls) <= 3:
-        raise ValueError(
-            f"sliders are {list(sliders)}; allowed: one, two or three"
-        )
+        raise ValueError(f"sliders are {list(sliders)}; allowed: one, two or three")
     traits = {c.name: c.trait() for c in controls}
     taken = sorted(set(traits) & set(dir(Explorer)))
     if taken:
-        raise ValueError(
-            f"slider {taken[0]!r} has a name the widget needs itself"
-        )
+        raise ValueError(f"slider {taken[0]!r} has a name the widget needs itself")
     kind = type("Explorer", (Explorer,), traits)
     return kind(function, controls)
 
@@ -63,9 +59,7 @@ class Explorer(anywidget.AnyWidget):
         pack, asks = _pack_grid(function, controls)
         spec = {"controls": [c.spec() for c in controls], "asks": asks}
         super().__init__(
-            spec={**spec, **pack.spec()},
-            numbers=pack.numbers(),
-            index=pack.index(),
+            spec={**spec, **pack.spec()}, numbers=pack.numbers(), index=pack.index()
         )
         self._template = pack.template
         self.on_msg(self._answer)
@@ -73,9 +67,7 @@ class Explorer(anywidget.AnyWidget):
     @property
     def picture(self):
         """The Picture at the sliders' present values."""
-        return self._function(
-            **{c.name: getattr(self, c.name) for c in self._controls}
-        )
+        return self._function(**{c.name: getattr(self, c.name) for c in self._controls})
 
     def _answer(self, _, message, buffers):
         at = {
@@ -119,9 +111,7 @@ class _Control:
             )
         parameter = known[name]
         if parameter.default is parameter.empty:
-            raise ValueError(
-                f"parameter {name!r} has no default to start from"
-            )
+            raise ValueError(f"parameter {name!r} has no default to start from")
         self.name = name
         whole = type(parameter.default) is int
         self.values, self.step = _values(name, positions, whole)
@@ -236,9 +226,7 @@ class _Pack:
 
     def _replace(self, node, row):
         if isinstance(node, dict):
-            return {
-                key: self._replace(value, row) for key, value in node.items()
-            }
+            return {key: self._replace(value, row) for key, value in node.items()}
         if isinstance(node, (list, tuple)):
             return [self._replace(value, row) for value in node]
         if node is None or isinstance(node, (bool, int)):
@@ -287,9 +275,7 @@ def _pack_grid(function, controls):
         try:
             pack.add(function(**at))
         except Exception as error:
-            where = ", ".join(
-                f"{name}={value!r}" for name, value in at.items()
-            )
+            where = ", ".join(f"{name}={value!r}" for name, value in at.items())
             called = getattr(function, "__name__", "function")
             raise ValueError(f"{called}({where}): {error}") from error
 
@@ -306,9 +292,7 @@ def _pack_grid(function, controls):
 def _plain(picture):
     """The picture as dicts, lists, arrays, numbers and texts, for explore.js."""
     return {
-        "readouts": [
-            {"name": r.name, "text": r.text} for r in picture.readouts
-        ],
+        "readouts": [{"name": r.name, "text": r.text} for r in picture.readouts],
         "says": picture.says,
         "panels": [_plain_panel(panel) for panel in picture.panels],
     }
@@ -323,14 +307,8 @@ def _plain_panel(panel):
         "xlim": np.array(panel.xlim),
         "ylim": np.array(panel.ylim),
         "log_x": panel.log_x,
-        "xticks": {
-            "at": np.array([*panel.xticks]),
-            "text": [*panel.xticks.values()],
-        },
-        "yticks": {
-            "at": np.array([*panel.yticks]),
-            "text": [*panel.yticks.values()],
-        },
+        "xticks": {"at": np.array([*panel.xticks]), "text": [*panel.xticks.values()]},
+        "yticks": {"at": np.array([*panel.yticks]), "text": [*panel.yticks.values()]},
         "legend": panel.legend,
         "items": [_plain_item(item) for item in panel.items],
     }

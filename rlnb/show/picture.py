@@ -69,10 +69,7 @@ class Dots:
     def words(self):
         if len(self.x) > 4:
             return f"{self.name} ({len(self.x)} points)"
-        at = (
-            f"({short(x)}, {short(y)})"
-            for x, y in zip(self.x, self.y, strict=True)
-        )
+        at = (f"({short(x)}, {short(y)})" for x, y in zip(self.x, self.y, strict=True))
         return f"{self.name} at {', '.join(at)}"
 
 
@@ -177,9 +174,7 @@ class Panel:
                 )
             object.__setattr__(self, name, (low, high))
         if self.log_x and self.xlim[0] <= 0:
-            raise ValueError(
-                f"xlim of panel {self.title!r} must be > 0 on a log axis"
-            )
+            raise ValueError(f"xlim of panel {self.title!r} must be > 0 on a log axis")
         for name, (low, high), log in (
             ("xticks", self.xlim, self.log_x),
             ("yticks", self.ylim, False),
@@ -187,9 +182,7 @@ class Panel:
             ticks = getattr(self, name)
             if ticks is None:
                 ticks = _powers_of_ten() if log else round_ticks(low, high)
-            inside = {
-                at: text for at, text in ticks.items() if low <= at <= high
-            }
+            inside = {at: text for at, text in ticks.items() if low <= at <= high}
             object.__setattr__(self, name, inside)
 
     @property
@@ -209,11 +202,7 @@ class Panel:
     @property
     def words(self):
         """One phrase for each item that has a name."""
-        named = (
-            i
-            for i in self.items
-            if getattr(i, "name", getattr(i, "label", ""))
-        )
+        named = (i for i in self.items if getattr(i, "name", getattr(i, "label", "")))
         return [
             item.words()
             if np.size(getattr(item, "x", 0))
@@ -238,9 +227,7 @@ class Readout:
     @property
     def text(self):
         value = float(self.value)
-        text = (
-            short(value) if math.isinf(value) else f"{value:.{self.digits}f}"
-        )
+        text = short(value) if math.isinf(value) else f"{value:.{self.digits}f}"
         if float(f"{value:.{self.digits}f}") == 0:
             text = text.lstrip("-")
         return f"{text.replace('-', '−')} {self.unit}".strip()
@@ -287,10 +274,7 @@ def round_ticks(low, high, about=5):
 
 
 def _powers_of_ten():
-    return {
-        10.0**k: f"{10**k}" if 0 <= k <= 4 else f"1e{k}"
-        for k in range(-12, 13)
-    }
+    return {10.0**k: f"{10**k}" if 0 <= k <= 4 else f"1e{k}" for k in range(-12, 13)}
 
 
 def _points(item):
