@@ -49,7 +49,7 @@ def two_steps(
         "KL of a two-step tree over the first step",
         (
             Panel(
-                f"After A nothing differs; after B KL(p‖q) = {later:g}",
+                f"After A alike; after B KL(p‖q) = {later:g}",
                 (
                     Line("first step alone", grid, first, "grey", "dot"),
                     Line("p weights the prefixes", grid, right),
@@ -141,7 +141,7 @@ def sampled(
         "Two unbiased estimates of one KL",
         (
             Panel(
-                "KL(p‖q) ± standard deviation, mean of n paths",
+                "KL(p‖q) ± σ of the mean of n paths",
                 (
                     Line("k1 of the path", sizes, kl + k1 / sizes**0.5, "orange", "dash"),
                     Line("", sizes, kl - k1 / sizes**0.5, "orange", "dash"),

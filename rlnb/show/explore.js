@@ -58,8 +58,7 @@ function unpack(spec, numbers, index = null) {
 
 // ---- one panel as SVG --------------------------------------------------------
 
-function drawPanel(root, panel, alone) {
-  const width = alone ? 640 : 410;
+function drawPanel(root, panel, width) {
   const top = PLOT.title + PLOT.row * panel.legend.length + 6;
   const height = top + PLOT.height + PLOT.bottom;
   const [wide, high] = [width - PLOT.left - PLOT.right, PLOT.height];
@@ -306,8 +305,12 @@ function render({ model, el }) {
   room.setAttribute("aria-hidden", "true");
   says.append(now, room);
 
+  // one panel alone is drawn wide where there is room, else its text gets tiny
+  let width = alone ? 640 : 410;
+  let shown = null;
   const show = (picture) => {
-    picture.panels.forEach((panel, k) => drawPanel(panels[k], panel, alone));
+    shown = picture;
+    picture.panels.forEach((panel, k) => drawPanel(panels[k], panel, width));
     picture.readouts.forEach((readout, k) => {
       readouts[k].name.textContent = readout.name;
       readouts[k].value.textContent = readout.text;
@@ -339,6 +342,12 @@ function render({ model, el }) {
     if (spec.asks) ask();
     else show(pictures.at(state()));
   };
+  const resized = new ResizeObserver(() => {
+    const fits = alone && row.clientWidth > 480 ? 640 : 410;
+    if (fits === width || !row.clientWidth) return;
+    width = fits;
+    show(shown);
+  });
   const changes = spec.controls.map((control) => `change:${control.name}`);
   for (const change of changes) model.on(change, update);
   model.on("msg:custom", answer);
@@ -346,10 +355,12 @@ function render({ model, el }) {
   el.classList.add("rlnb");
   el.append(bar, numbers, row, says);
   show(pictures.at(spec.asks ? 0 : state()));
+  resized.observe(row);
   for (const control of controls) control.show();
   if (spec.asks && spec.controls.some((c) => position(c) !== c.start)) ask();
 
   return () => {
+    resized.disconnect();
     for (const change of changes) model.off(change, update);
     model.off("msg:custom", answer);
   };

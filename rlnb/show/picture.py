@@ -22,7 +22,7 @@ COLORS = {
     "ink": "ink",
 }
 DASHES = {"solid": "", "dash": "7 4", "dot": "2 3"}
-LEGEND_WIDTH = 56  # characters in one row of a panel's legend
+LEGEND_WIDTH = 47  # characters in one row of a panel's legend
 
 
 def short(value):
