@@ -77,13 +77,17 @@ WATCH = """() => {
   const look = () => all(".rlnb path, .rlnb svg text")
     .map((node) => node.getAttribute("d") ?? node.textContent).join() ||
     all("img").filter((i) => i.complete && i.naturalWidth).map((i) => i.src).join();
-  const seen = (window.seen = { inputs: [], frames: [] });
+  const seen = (window.seen = { inputs: [], frames: [], late: 0 });
   let last = look();
+  let before = performance.now();
   for (const kind of ["keydown", "pointermove", "pointerup"])
     addEventListener(kind, (event) => seen.inputs.push(event.timeStamp), true);
   const tick = () => {
     const now = look();
-    if (now && now !== last) { seen.frames.push(performance.now()); last = now; }
+    const time = performance.now();
+    if (time - before > 1000 / 30) seen.late++;
+    before = time;
+    if (now && now !== last) { seen.frames.push(time); last = now; }
     requestAnimationFrame(tick);
   };
   tick();
@@ -111,13 +115,16 @@ def sliders(rounds, delays):
         ms = [wait for waits, _, _ in results for wait in waits]
         middle[tool, delay] = statistics.median(ms)
         p95 = statistics.quantiles(ms, n=20)[-1]
-        drawn = " ".join(str(count) for _, count, _ in results)
+        drawn = " ".join(
+            f"{n} ({late} late)" if late else f"{n}" for _, (n, late), _ in results
+        )
         drag = ", ".join(f"{n} +{after:.0f} ms" for _, _, (n, after) in results)
         numbers = f"{delay:6}{middle[tool, delay]:11.1f}{p95:8.1f}"
         table.append(f"{tool:9}{numbers}  {drawn}  {drag}")
     table.append(
-        "drawn: pictures from 40 keys at 30 a second, each round; drag: in a mouse\n"
-        "drag of one second, and the time from letting go to the last picture"
+        "drawn: pictures from 40 keys at 30 a second, each round (late: frames of\n"
+        "the browser longer than a key, two of which may share one); drag: pictures\n"
+        "in a mouse drag of one second, and from letting go to the last of them"
     )
     what = "interact / explore, key press to picture"
     ratios = (middle["interact", d] / middle["explore", d] for d in delays)
@@ -162,7 +169,7 @@ def key_by_key(page, delay):
 
 
 def at_30_hz(page, delay):
-    """How many of 40 steps became a picture, keys coming 30 a second."""
+    """(pictures from 40 keys at 30 a second, frames in which two had to share)."""
     forget(page)
     for _ in range(STEPS):
         start = time.perf_counter()
@@ -171,7 +178,8 @@ def at_30_hz(page, delay):
         due = max(start + 1 / 30, time.perf_counter() + 1 / 40)
         time.sleep(due - time.perf_counter())
     page.keyboard.up("ArrowLeft")
-    return len(settled(page, 1 + 2 * delay / 1000)[1])
+    late = page.evaluate("seen.late")
+    return len(settled(page, 1 + 2 * delay / 1000)[1]), late
 
 
 def mouse_drag(page, knob, track, delay):
@@ -193,7 +201,7 @@ def mouse_drag(page, knob, track, delay):
 
 
 def forget(page):
-    page.evaluate("() => { seen.inputs = []; seen.frames = []; }")
+    page.evaluate("() => { seen.inputs = []; seen.frames = []; seen.late = 0; }")
 
 
 def settled(page, quiet):
