@@ -14,7 +14,10 @@ def clipped_surrogate(ratio, advantage, eps):
 
     The minimum is taken of the two products, for either sign of A.
     """
-    xp, ratio, advantage, eps = _checked(ratio, advantage, eps)
+    return _surrogate(*_checked(ratio, advantage, eps))
+
+
+def _surrogate(xp, ratio, advantage, eps):
     clipped = xp.clip(ratio, 1 - eps, 1 + eps)
     return xp.minimum(ratio * advantage, clipped * advantage)
 
@@ -46,9 +49,8 @@ def _is_active(ratio, advantage, eps):
 
 def clip_fraction(ratio, advantage, eps):
     """The share of samples whose slope is 0: one number from 0 to 1."""
-    active = clip_is_active(ratio, advantage, eps)
     xp, ratio, advantage, eps = _checked(ratio, advantage, eps)
-    return xp.mean(xp.astype(active, ratio.dtype))
+    return xp.mean(xp.astype(_is_active(ratio, advantage, eps), ratio.dtype))
 
 
 def dual_clip(ratio, advantage, eps, c):
@@ -57,8 +59,8 @@ def dual_clip(ratio, advantage, eps, c):
     Source: Ye et al. 2020, arXiv 1912.09729, equation 5.
     """
     c = number("c", c, "a number > 1, below 1e30", lambda c: c > 1)
-    surrogate = clipped_surrogate(ratio, advantage, eps)
     xp, ratio, advantage, eps = _checked(ratio, advantage, eps)
+    surrogate = _surrogate(xp, ratio, advantage, eps)
     floor = xp.maximum(surrogate, c * advantage)
     return xp.where(advantage < 0, floor, surrogate)
 

@@ -8,13 +8,14 @@ Source: Schulman 2020, http://joschu.net/blog/kl-approx.html (values).
 
 from .inputs import (
     arrays,
+    largest_exponent,
     needs_torch,
     refuse,
     refuse_infinite,
     refuse_logits,
+    refuse_non_distribution,
     refuse_where,
 )
-from .kl import kl_divergence
 from .kl import log_ratio as log_ratio_of
 
 
@@ -44,7 +45,7 @@ def k3(log_ratio):
     the range of the dtype: no bound is put on the value in silence.
     """
     xp, log_ratio = _checked(log_ratio)
-    x, largest = -log_ratio, 88 if log_ratio.dtype == xp.float32 else 709
+    x, largest = -log_ratio, largest_exponent(xp, log_ratio)
     refuse_where(xp, x > largest, "log_ratio", log_ratio, f"at least -{largest} here")
     near = abs(x) < 0.5
     small, large = xp.where(near, x, 0.0), xp.where(near, 1.0, x)
@@ -89,7 +90,7 @@ def expected_gradient(name, logits, q, placement):
         refuse("q", seen, f"{tuple(logits.shape)}, as logits")
     logits = logits.detach().requires_grad_()
     fixed, live = logits.detach().softmax(-1), logits > -torch.inf
-    kl_divergence(fixed, q)  # refuses a q that is no distribution
+    refuse_non_distribution(xp, "q", q, -1)
     refuse_where(xp, live & (q == 0), "q", q, "above 0 wherever p is")
     # a masked action is never sampled: l and its gradient are 0 there
     logp = torch.where(live, logits.log_softmax(-1), 0.0)

@@ -127,6 +127,11 @@ def refuse_non_distribution(xp, name, p, axis):
     refuse_where(xp, off, f"the sum of {name}", total, "1, as for a distribution")
 
 
+def largest_exponent(xp, x):
+    """The largest whole number whose exponential is finite in x's dtype."""
+    return 88 if x.dtype == xp.float32 else 709
+
+
 def refuse_shapes(**named):
     """Refuse arrays that do not broadcast, naming each with its shape."""
     shapes = {name: tuple(x.shape) for name, x in named.items()}

@@ -8,6 +8,7 @@ log-probabilities and divergences in nats.
 
 from .inputs import (
     arrays,
+    largest_exponent,
     refuse,
     refuse_infinite,
     refuse_non_distribution,
@@ -53,12 +54,12 @@ def tree_kl(p_steps, q_steps):
     weight, total = _scalar(xp, steps[0], 1.0), _scalar(xp, steps[0], 0.0)
     q_reached = weight > 0  # no product: it would underflow, and q be ignored
     for t, (p, q) in enumerate(zip(steps[:half], steps[half:], strict=True)):
-        p = _conditional(xp, names[t], p, weight > 0)
+        reached = weight > 0
+        p = _conditional(xp, names[t], p, reached)
         q = _conditional(xp, names[half + t], q, q_reached)
         if p.shape != q.shape:
             seen, allowed = f"of shape {tuple(q.shape)}", f"{tuple(p.shape)}, as p's"
             refuse(names[half + t], seen, allowed)
-        reached = weight > 0
         step = xp.where(reached, kl_divergence(p, q), 0.0)
         # where p goes and q cannot, the sum is inf already
         total = total + xp.sum(xp.where(reached, weight, 0.0) * step)
@@ -131,6 +132,6 @@ def _conditional(xp, name, p, reached):
 
 
 def _exp(xp, name, x):
-    largest = 88 if x.dtype == xp.float32 else 709
+    largest = largest_exponent(xp, x)
     refuse_where(xp, x > largest, name, x, f"at most {largest} in this dtype")
     return xp.exp(x)

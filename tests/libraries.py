@@ -1,5 +1,10 @@
 """The arrays that every formula is tried with, and how they are compared."""
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -36,3 +41,26 @@ LIBRARIES = [Library(xp, f"float{n}") for xp in (np, torch) for n in (64, 32)]
 each_library = pytest.mark.parametrize(
     "lib", LIBRARIES, ids=["numpy64", "numpy32", "torch64", "torch32"]
 )
+
+NO_TORCH = """
+import importlib.abc, sys
+class NoTorch(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}")
+from rlnb import MODULE
+assert "torch" not in sys.modules
+sys.meta_path.insert(0, NoTorch())
+"""
+
+
+def printed_without_torch(module, code):
+    """What `code` prints where rlnb.`module` is there and torch is not."""
+    code = NO_TORCH.replace("MODULE", module) + code
+    return subprocess.check_output([sys.executable, "-c", code], text=True)
+
+
+def torch_pin():
+    pins = (Path(__file__).parents[1] / "requirements.txt").read_text()
+    (pin,) = re.findall(r"^torch==.*", pins, re.MULTILINE)
+    return pin

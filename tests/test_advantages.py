@@ -4,15 +4,13 @@ import itertools
 import math
 import re
 import statistics
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from libraries import LIBRARIES, each_library, plain, quick
+from libraries import LIBRARIES, each_library, plain, printed_without_torch, quick
 
 from rlnb.advantages import gae, group_mean, group_standardized, leave_one_out
 
@@ -484,14 +482,6 @@ def test_the_place_of_a_bad_rate_is_clear_from_its_range():
 # --- without torch ------------------------------------------------------------
 
 WITHOUT_TORCH = """
-import importlib.abc, sys
-class NoTorch(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "torch":
-            raise ModuleNotFoundError(f"No module named {name!r}")
-from rlnb import advantages
-assert "torch" not in sys.modules
-sys.meta_path.insert(0, NoTorch())
 for name in ("leave_one_out", "group_mean", "group_standardized"):
     print(*getattr(advantages, name)([[10, 12]])[0])
 print(*advantages.gae([0, 0, 1], [.5, .6, .7], .8, True, 1, .95))
@@ -499,8 +489,7 @@ print(*advantages.gae([0, 0, 1], [.5, .6, .7], .8, True, 1, .95))
 
 
 def test_all_works_without_torch():
-    command = [sys.executable, "-c", WITHOUT_TORCH]
-    printed = subprocess.check_output(command, text=True)
+    printed = printed_without_torch("advantages", WITHOUT_TORCH)
     s = math.sqrt(2) + 1e-4
     right = [-2, 2, -1, 1, -1 / s, 1 / s, 0.46575, 0.385, 0.3]
     assert [float(x) for x in printed.split()] == pytest.approx(right)

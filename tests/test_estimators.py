@@ -2,17 +2,14 @@
 
 import math
 import re
-import subprocess
-import sys
 from decimal import Decimal, localcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from libraries import each_library, plain, quick
+from libraries import each_library, plain, printed_without_torch, quick, torch_pin
 
 from rlnb.estimators import (
     ESTIMATORS,
@@ -594,14 +591,6 @@ def test_an_action_too_unlikely_for_k3_is_refused_and_not_dropped():
 # --- without torch ------------------------------------------------------------
 
 WITHOUT_TORCH = """
-import importlib.abc, sys
-class NoTorch(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "torch":
-            raise ModuleNotFoundError(f"No module named {name!r}")
-from rlnb import estimators
-assert "torch" not in sys.modules
-sys.meta_path.insert(0, NoTorch())
 for name in ("k1", "k2", "k3"):
     print(estimators.estimate(name, [-3.0])[0])
 try:
@@ -613,9 +602,6 @@ except ImportError as error:
 
 
 def test_without_torch_the_values_work_and_gradients_say_what_is_missing():
-    command = [sys.executable, "-c", WITHOUT_TORCH]
-    *got, said = subprocess.check_output(command, text=True).splitlines()
+    *got, said = printed_without_torch("estimators", WITHOUT_TORCH).splitlines()
     assert [float(x) for x in got] == pytest.approx([-3, 4.5, exact_k3(-3)])
-    pins = (Path(__file__).parents[1] / "requirements.txt").read_text()
-    (pin,) = re.findall(r"^torch==.*", pins, re.MULTILINE)
-    assert said == f"expected_gradient needs torch: pip install {pin}"
+    assert said == f"expected_gradient needs torch: pip install {torch_pin()}"

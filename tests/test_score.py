@@ -1,17 +1,13 @@
 """The gradient of a reward that holds the policy, by two routes and by hand."""
 
 import math
-import re
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from libraries import LIBRARIES, each_library, quick
+from libraries import LIBRARIES, each_library, printed_without_torch, quick, torch_pin
 
 from rlnb import score
 from rlnb.kl import entropy, kl_divergence, log_ratio, shaped_reward
@@ -475,18 +471,10 @@ def test_a_rounding_error_above_log_one_is_no_reason_to_refuse():
 # --- without torch ------------------------------------------------------------
 
 WITHOUT_TORCH = """
-import importlib.abc, sys
-class NoTorch(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "torch":
-            raise ModuleNotFoundError(f"No module named {name!r}")
-import rlnb.score
-assert "torch" not in sys.modules
-sys.meta_path.insert(0, NoTorch())
-print(rlnb.score.direct_objective([.8, .2], [.5, .5], [1, 0], .1))
+print(score.direct_objective([.8, .2], [.5, .5], [1, 0], .1))
 for call in (
-    lambda: rlnb.score.score_surrogate([-1.0], [1.0]),
-    lambda: rlnb.score.gradient_routes([0.0, 0.0], [.5, .5], [1, 0], .1),
+    lambda: score.score_surrogate([-1.0], [1.0]),
+    lambda: score.gradient_routes([0.0, 0.0], [.5, .5], [1, 0], .1),
 ):
     try:
         call()
@@ -497,12 +485,9 @@ for call in (
 
 
 def test_without_torch_the_objective_works_and_gradients_say_what_is_missing():
-    command = [sys.executable, "-c", WITHOUT_TORCH]
-    number, *said = subprocess.check_output(command, text=True).splitlines()
+    number, *said = printed_without_torch("score", WITHOUT_TORCH).splitlines()
     assert float(number) == pytest.approx(0.7807255, abs=1e-7)
-    pins = (Path(__file__).parents[1] / "requirements.txt").read_text()
-    (pin,) = re.findall(r"^torch==.*", pins, re.MULTILINE)
     assert said == [
-        f"{name} needs torch: pip install {pin}"
+        f"{name} needs torch: pip install {torch_pin()}"
         for name in ("score_surrogate", "gradient_routes")
     ]

@@ -83,7 +83,6 @@ def _draw_panel(panel, ax):
     handles = [_draw_item(item, ax) for item in panel.items]
     ax.set_xticks(list(panel.xticks), list(panel.xticks.values()))
     ax.set_yticks(list(panel.yticks), list(panel.yticks.values()))
-    ax.set(xlim=panel.xlim, ylim=panel.ylim)
     ax.tick_params(labelsize=9, colors=INK)
     ax.spines[["top", "right"]].set_visible(False)
     rows = panel.legend
