@@ -244,7 +244,9 @@ function makeControl(control, read, write) {
   const output = html("output");
   output.style.minWidth = `${Math.max(...control.texts.map((t) => t.length))}ch`;
   input.addEventListener("input", () => write(position(), false));
-  input.addEventListener("change", () => write(position(), true));
+  // a drag that ends where it began gives no "change"
+  for (const end of ["change", "pointerup", "pointercancel"])
+    input.addEventListener(end, () => write(position(), true));
   const node = html("label", { className: "rlnb-slider" });
   node.append(html("span", { textContent: control.label }), input, output);
   const show = () => {
@@ -273,9 +275,14 @@ function render({ model, el }) {
   const state = () =>
     spec.controls.reduce((n, c) => n * c.values.length + position(c), 0);
 
+  // a value under the hand outlives an older one that the kernel sends back
+  const held = new Map();
   const controls = spec.controls.map((control) =>
     makeControl(control, () => position(control), (k, released) => {
-      model.set(control.name, control.values[k]);
+      const value = control.values[k];
+      if (released) held.delete(control.name);
+      else held.set(control.name, value);
+      model.set(control.name, value);
       if (released) model.save_changes();
     }),
   );
@@ -338,6 +345,8 @@ function render({ model, el }) {
   };
 
   const update = () => {
+    for (const [name, value] of held)
+      if (model.get(name) !== value) return void model.set(name, value);
     for (const control of controls) control.show();
     if (spec.asks) ask();
     else show(pictures.at(state()));
