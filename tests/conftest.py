@@ -1,5 +1,6 @@
 """What the tests share: slow tests, and lessons run in a real browser."""
 
+import json
 import os
 import shutil
 import socket
@@ -112,11 +113,40 @@ def lab(tmp_path_factory):
 
 
 @pytest.fixture
+def add_notebook(lab):
+    """add_notebook(name, sources, below="") puts a notebook beside the lessons."""
+
+    def add(name, sources, below=""):
+        code = {"cell_type": "code", "execution_count": None, "outputs": []}
+        cells = [{**code, "source": source} for source in sources]
+        cells += [{"cell_type": "markdown", "source": below}] * bool(below)
+        for k, cell in enumerate(cells):
+            cell.update(id=f"cell-{k}", metadata={})
+        kernelspec = {"name": "python3", "display_name": "Python 3"}
+        notebook = {
+            "cells": cells,
+            "metadata": {"kernelspec": kernelspec},
+            "nbformat": 4,
+            "nbformat_minor": 5,
+        }
+        request = urllib.request.Request(
+            f"{lab}/api/contents/notebooks/{name}.ipynb?token=token",
+            json.dumps({"type": "notebook", "content": notebook}).encode(),
+            method="PUT",
+        )
+        urllib.request.urlopen(request)
+        return name
+
+    return add
+
+
+@pytest.fixture
 def run_notebook(page, lab):
-    """run_notebook(name, theme="light", width=1100) opens a lesson, runs all.
+    """run_notebook(name, theme="light", width=1100, meanwhile=None) runs a lesson.
 
     name is the file's, without .ipynb; theme is "light" or "dark"; width is
-    the window's, of which the lesson has nearly all. Returns the page once
+    the window's, of which the lesson has nearly all; meanwhile(page) is called
+    while the cells run. Returns the page once
     all is idle, every widget is there, and nothing went wrong: no error, no
     stderr, nothing in JupyterLab's log, no request beyond this machine
     (page.external). After the test the same is asked again.
@@ -137,7 +167,7 @@ def run_notebook(page, lab):
     page.on("console", note_error)
     page.on("pageerror", lambda error: page.errors.append(str(error)))
 
-    def run(name, theme="light", width=1100):
+    def run(name, theme="light", width=1100, meanwhile=None):
         page.set_viewport_size({"width": width, "height": 900})
         workspace = f"{lab}/lab/workspaces/{time.time_ns()}"
         page.goto(f"{workspace}/tree/notebooks/{name}.ipynb?token=token")
@@ -157,6 +187,8 @@ def run_notebook(page, lab):
             "() => { jupyterapp.commands.execute('notebook:run-all-cells')"
             ".finally(() => { window.ranAll = true; }); }"
         )
+        if meanwhile is not None:
+            meanwhile(page)
         page.wait_for_function("window.ranAll", timeout=120_000)
         page.wait_for_function(f"{NOTEBOOK}.{KERNEL}.status === 'idle'")
         page.wait_for_function(

@@ -2,7 +2,6 @@
 
 import json
 import re
-import urllib.request
 
 import numpy as np
 import pytest
@@ -76,27 +75,9 @@ explore(odd, k=(1, 2, 1))
 
 
 @pytest.fixture
-def views(lab):
+def views(add_notebook):
     """The name of a notebook with five views, beside the lessons."""
-    code = {"cell_type": "code", "execution_count": None, "outputs": []}
-    cells = [{**code, "source": source} for source in CELLS]
-    cells += [{"cell_type": "markdown", "source": "# Below\n" * 40}]
-    for k, cell in enumerate(cells):
-        cell.update(id=f"cell-{k}", metadata={})
-    kernelspec = {"name": "python3", "display_name": "Python 3"}
-    notebook = {
-        "cells": cells,
-        "metadata": {"kernelspec": kernelspec},
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }
-    request = urllib.request.Request(
-        f"{lab}/api/contents/notebooks/views.ipynb?token=token",
-        json.dumps({"type": "notebook", "content": notebook}).encode(),
-        method="PUT",
-    )
-    urllib.request.urlopen(request)
-    return "views"
+    return add_notebook("views", CELLS, "# Below\n" * 40)
 
 
 def ask_kernel(page, expression):

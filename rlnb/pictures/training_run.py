@@ -23,17 +23,24 @@ BINS = np.linspace(0, 1, 11)
 def curves(history, updates) -> Picture:
     """Exact reward and KL over the updates, for each group of prompts.
 
-    history: at, exact[group][measure], as a run keeps them. updates: where
-    the x axis ends, so that a run under way keeps its scale.
+    history: at, exact[group][measure], as a run keeps them; empty before it
+    begins. updates: where the x axis ends, so a run under way keeps its scale.
     """
-    at, exact = history.at, history.exact
-    top = max(max(exact[name]["kl"]) for name in LOOKS)
-    now = {name: exact[name]["reward"][-1] for name in LOOKS}
+    exact = history.exact or {n: {"reward": [], "kl": []} for n in LOOKS}
+    names = [name for name in LOOKS if name in exact]
+    kl = {name: exact[name]["kl"] or [0.0] for name in names}
+    says = "The policy is warmed up first."
+    if history.at:
+        now = {name: exact[name]["reward"][-1] for name in names}
+        says = (
+            f"After {history.at[-1]} updates: reward {now['trained']:.3f} on the "
+            f"prompts that are trained, {now['held out']:.3f} on those held out."
+        )
 
     def lines(measure):
-        return tuple(
-            Line(name, at, exact[name][measure], *look) for name, look in LOOKS.items()
-        )
+        return [
+            Line(name, history.at, exact[name][measure], *LOOKS[name]) for name in names
+        ]
 
     return Picture(
         "The run, exactly",
@@ -46,13 +53,12 @@ def curves(history, updates) -> Picture:
             Panel(
                 "KL(p‖q) of whole answers",
                 lines("kl"),
-                (0, updates), (0, _above(top)), "updates", "nats",
+                (0, updates), (0, _above(max(map(max, kl.values())))), "updates", "nats",
             ),
         ),
-        f"After {at[-1]} updates: reward {now['trained']:.3f} on the prompts that "
-        f"are trained, {now['held out']:.3f} on those held out.",
+        says,
         [
-            Readout(f"KL, {name}", exact[name]["kl"][-1], "nats")
+            Readout(f"KL, {name}", kl[name][-1], "nats")
             for name in ("trained", "held out")
         ],
     )  # fmt: skip
@@ -118,7 +124,7 @@ def estimated(history) -> Picture:
                 "KL(p‖q) on the trained prompts",
                 (
                     Line("mean log-ratio of a batch", at, sampled, "sky"),
-                    Line("exact", history.at, exact, "ink", "dash"),
+                    Dots("exact", history.at, exact),
                     Mark("", y=0, color="grey"),
                 ),
                 (0, len(sampled)), (1.1 * low - 0.002, 1.1 * high), "updates", "nats",
@@ -159,8 +165,8 @@ def prompts_apart(before, after, groups) -> Picture:
     return Picture(
         "Not worse everywhere: lost on some prompts, kept on others",
         (panel("trained"), panel("held out")),
-        f"Held out: {had:.0%} of the prompts had the right answer below 0.1 before, "
-        f"{lost:.0%} have after.",
+        f"Held out: {had:.1%} of the prompts had the right answer below 0.1 before, "
+        f"{lost:.1%} have after.",
     )
 
 
@@ -175,7 +181,10 @@ def by_beta(sweep) -> Picture:
             spread = sweep.exact[name][measure].std(1, ddof=1)
             color, dash = LOOKS[name]
             items += [Line(name, x, mean, color, dash), _bars(x, mean, spread, color)]
-            items.append(Mark("", y=sweep.start[name][measure], color="grey"))
+            if measure == "reward":
+                side = "above" if name == "trained" else "below"
+                y = sweep.start[name][measure]
+                items.append(Mark(f"{name}, before", y=y, side=side, color=color))
         ticks = {float(k): f"{b:g}" for k, b in enumerate(sweep.betas)}
         limits = (-0.3, len(x) - 0.7), (0, high)
         return Panel(title, items, *limits, "β", unit, xticks=ticks)
@@ -190,7 +199,7 @@ def by_beta(sweep) -> Picture:
         ),
         f"Mean ± standard deviation of {len(sweep.seeds)} seeds. Held-out reward is "
         f"{ends[0]:.3f} at β = {sweep.betas[0]:g}, {ends[1]:.3f} at "
-        f"β = {sweep.betas[-1]:g}. Dashed across: before the run.",
+        f"β = {sweep.betas[-1]:g}.",
     )
 
 

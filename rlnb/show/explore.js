@@ -357,6 +357,12 @@ function render({ model, el }) {
     width = fits;
     show(shown);
   });
+  // a live picture: its numbers and its shape are replaced together
+  const replace = () => {
+    pictures = unpack(model.get("spec"), model.get("numbers"), model.get("index"));
+    show(pictures.at(0));
+  };
+  if (!spec.controls.length) model.on("change", replace);
   const changes = spec.controls.map((control) => `change:${control.name}`);
   for (const change of changes) model.on(change, update);
   model.on("msg:custom", answer);
@@ -371,6 +377,7 @@ function render({ model, el }) {
   return () => {
     resized.disconnect();
     for (const change of changes) model.off(change, update);
+    model.off("change", replace);
     model.off("msg:custom", answer);
   };
 }

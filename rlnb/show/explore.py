@@ -266,6 +266,14 @@ class _Pack:
         }
 
 
+def pack_one(picture):
+    """The traits that make explore.js show one picture, without sliders."""
+    pack = _Pack()
+    pack.add(picture)
+    spec = {"controls": [], "asks": False, **pack.spec()}
+    return {"spec": spec, "numbers": pack.numbers(), "index": pack.index()}
+
+
 def _pack_grid(function, controls):
     """(pack, asks): the picture at every position, or at the start if too big."""
     names = [control.name for control in controls]

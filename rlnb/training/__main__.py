@@ -1,7 +1,7 @@
 """Train from the command line; every experiment of lesson 07 can be run here.
 
     python -m rlnb.training                            one run, as in the lesson
-    python -m rlnb.training --beta 1 --prompts 64 --warmup 150
+    python -m rlnb.training --beta 1 --prompts 64 --warmup 125
     python -m rlnb.training --gradient exact           without sampling noise
     python -m rlnb.training --betas 0 0.1 1 --seeds 0 1 2 3 4
     python -m rlnb.training --folder runs/mine --resume    go on after a kill
@@ -29,7 +29,7 @@ CHOICES = {"device": DEVICES, "dtype": tuple(DTYPES), "gradient": GRADIENTS}
 GROUPS = "trained", "other train", "held out"
 HEAD = f"""\
          expected reward                       KL(p||q), nats
-updates{"".join(f"{g:>12}" for g in GROUPS)}  {"  ".join(f"{g:>11}" for g in GROUPS)}"""
+updates{"".join(f"{g:>12}" for g in GROUPS)}{"".join(f"{g:>13}" for g in GROUPS)}"""
 
 
 def main(arguments=None):
@@ -38,11 +38,16 @@ def main(arguments=None):
     try:
         config = TrainConfig(**{name: args[name] for name in names})
         processes.join(config.torch_device)
+        if args["resume"] and not args["folder"]:
+            raise ValueError("--resume needs --folder, the run to go on with")
         several = args["betas"] or args["seeds"]
         return (many if several else one)(config, args)
     except (ValueError, FloatingPointError) as error:
         print(f"rlnb.training: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
+    except KeyboardInterrupt:
+        print("rlnb.training: interrupted", file=sys.stderr)
+        return 130
     except OSError as error:
         print(f"rlnb.training: could not write: {error}", file=sys.stderr)
         return 1
@@ -79,7 +84,10 @@ def one(config, args):
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
 
+    shown = []
+
     def watch(progress):
+        shown.append(progress.done)
         say(_row(progress.done, progress.history.exact, -1))
         hint(
             f"{progress.done} of {progress.updates}, {progress.seconds_left:.0f} s left"
@@ -87,8 +95,10 @@ def one(config, args):
 
     say(HEAD)
     result = train(config, folder=folder, resume=args["resume"], watch=watch, stop=stop)
+    if result.updates not in shown:
+        say(_row(result.updates, result.history.exact, -1))
     for check in result.checks:
-        say(f"{'ok' if check.ok else 'FAILED':6} {check.says} <= {check.limit:g}")
+        say(f"{'ok' if check.ok else 'FAILED':6} {check}")
     if processes.rank() == 0:
         report(result, folder)
         note(f"{result.updates} updates, {result.seconds:.1f} s: {folder}")
@@ -124,9 +134,12 @@ def many(config, args):
 
 
 def _row(first, exact, at):
-    rewards = "  ".join(f"{exact[g]['reward'][at]:10.4f}" for g in GROUPS)
-    kls = "  ".join(f"{exact[g]['kl'][at]:11.4f}" for g in GROUPS)
-    return f"{first:>7}  {rewards}  {kls}"
+    def cell(group, measure):  # empty where no prompt is of the group
+        return f"{exact[group][measure][at]:.4f}" if group in exact else ""
+
+    rewards = "".join(f"{cell(g, 'reward'):>12}" for g in GROUPS)
+    kls = "".join(f"{cell(g, 'kl'):>13}" for g in GROUPS)
+    return f"{first:>7}{rewards}{kls}"
 
 
 def _folder(args):

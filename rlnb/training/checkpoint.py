@@ -1,9 +1,10 @@
 """Checkpoints: written whole or not at all, read without running anything."""
 
+import hashlib
+import io
 import os
 import pickle
 import tempfile
-import zipfile
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +23,7 @@ KEYS = (
     "done", "policy", "reference", "optimizer", "history", "digests", "first_ratio",
     "seconds",
 )  # fmt: skip
-DAMAGES = zipfile.BadZipFile, pickle.UnpicklingError
+SUM = 64  # hex digits of the sha256 at the end of the file
 
 
 def place(folder, resume):
@@ -63,11 +64,10 @@ def write(path, save):
 
 def save(path, config, content):
     """Save a dict of numbers, texts, lists, dicts and tensors. OSError if it fails."""
-    whole = {"format": FORMAT, "config": asdict(config), **content}
-    try:
-        write(path, lambda file: torch.save(whole, file))
-    except RuntimeError as error:  # torch's writer, when the disk is full
-        raise OSError(f"{path}: {error}") from error
+    whole = io.BytesIO()
+    torch.save({"format": FORMAT, "config": asdict(config), **content}, whole)
+    whole.write(hashlib.sha256(whole.getvalue()).hexdigest().encode())
+    write(path, lambda file: file.write(whole.getvalue()))
 
 
 def load(path, config):
@@ -76,20 +76,27 @@ def load(path, config):
     Refused with a ValueError: a file that is truncated, damaged or no
     checkpoint of ours, and one of other settings. Nothing in it is executed.
     """
-    if not path.exists():
-        return None
     try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()  # torch reads without looking at sums
-        if damaged:
-            raise zipfile.BadZipFile(f"{damaged} is damaged")
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        whole = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        refuse(str(path), f"not to be read ({error.strerror})", "a file as written")
+    content, total = whole[:-SUM], whole[-SUM:]
+    if hashlib.sha256(content).hexdigest().encode() != total:
+        refuse(
+            str(path), "not whole (its sha256 is another)", "a checkpoint as written"
+        )
+    try:
+        content = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         if content["format"] != FORMAT:
             raise KeyError("format")
         theirs = content["config"]
         other = differing(config, theirs, FREE)
         content = {key: content[key] for key in KEYS}
-    except (*DAMAGES, RuntimeError, EOFError) as error:
+        if not fits(content):
+            raise TypeError("parts")
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         refuse(str(path), f"not whole ({_line(error)})", "a checkpoint as written")
     except (KeyError, TypeError, AttributeError, IndexError):
         refuse(str(path), "a file of another kind", f"a checkpoint, {FORMAT!r}")
@@ -102,6 +109,17 @@ def load(path, config):
     return content
 
 
+def fits(content):
+    """Do the parts that are plain numbers and texts fit together?"""
+    done, history = content["done"], content["history"]
+    return (
+        type(done) is int and done > 0 and type(content["seconds"]) is float
+        and set(history) == {"reward", "log_ratio", "at", "exact"}
+        and len(history["reward"]) == len(history["log_ratio"]) == done
+        and set(content["digests"]) == {"policy before", "reference before"}
+    )  # fmt: skip
+
+
 def put_back(path, content, policy, reference):
     """Fill both modules with what the checkpoint at `path` holds."""
     for name, module in (("policy", policy), ("reference", reference)):
@@ -109,6 +127,14 @@ def put_back(path, content, policy, reference):
             module.load_state_dict(content[name])
         except (RuntimeError, TypeError, AttributeError) as error:
             refuse(str(path), f"of another {name} ({_line(error)})", "the same network")
+    size = (sum(x.numel() for x in policy.parameters()),)
+    try:
+        (state,) = content["optimizer"]["state"].values()
+        shapes = [tuple(state[key].shape) for key in ("exp_avg", "exp_avg_sq")]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        shapes = []
+    if shapes != [size, size]:
+        refuse(str(path), "with an optimizer of another kind", "that of the policy")
     if digest(reference) != content["digests"]["reference before"]:
         refuse(str(path), "with a reference that has changed", "the one it began with")
 

@@ -1,6 +1,7 @@
 """The settings of a run, refused before any work if they are impossible."""
 
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 
 import torch
 
@@ -40,12 +41,16 @@ class TrainConfig:
     cuda_graph: bool = _setting(False, "replay the step as a CUDA graph")
 
     def __post_init__(self):
-        at_least_0 = "a number >= 0, below 1e30"
-        number("beta", self.beta, at_least_0, lambda x: x >= 0)
-        number("learning_rate", self.learning_rate, "a number > 0", lambda x: x > 0)
+        for name, least, accept in (
+            ("beta", ">= 0", lambda x: x >= 0),
+            ("learning_rate", "> 0", lambda x: x > 0),
+        ):
+            allowed = f"a number {least}, below 1e30"
+            value = number(name, getattr(self, name), allowed, accept)
+            object.__setattr__(self, name, value)  # plain, as it is kept in files
         for name, low, high in (
-            ("seed", 0, 2**63 - 1),
-            ("start_seed", 0, 2**63 - 1),
+            ("seed", 0, 2**32 - 1),
+            ("start_seed", 0, 2**32 - 1),
             ("prompts", 1, MOST_PROMPTS),
             ("samples_per_prompt", 2, 10**6),
             ("updates", 1, 10**9),
@@ -54,9 +59,10 @@ class TrainConfig:
             ("evaluate_every", 1, 10**9),
         ):
             value = getattr(self, name)
-            whole = isinstance(value, int) and not isinstance(value, bool)
+            whole = isinstance(value, Integral) and not isinstance(value, bool)
             if not (whole and low <= value <= high):
                 refuse(name, repr(value), f"a whole number from {low} to {high}")
+            object.__setattr__(self, name, int(value))
         for name, allowed in (
             ("gradient", GRADIENTS),
             ("dtype", DTYPES),

@@ -6,7 +6,9 @@ import torch
 
 from ..inputs import refuse
 from ..kl import kl_divergence
-from .task import ANSWERS
+from .task import ANSWERS, NUMBERS
+
+CHUNK = 250
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,9 @@ def evaluate(policy, reference, prompts, answers):
     """
     if prompts.ndim != 2 or prompts.shape[1] != 2 or not len(prompts):
         refuse("prompts", f"of shape {tuple(prompts.shape)}", "(N, 2), N at least 1")
+    if not 0 <= prompts.min() <= prompts.max() < NUMBERS:
+        seen = f"from {prompts.min()} to {prompts.max()}"
+        refuse("prompts", seen, f"numbers from 0 to {NUMBERS - 1}")
     if answers.shape != prompts.shape[:1]:
         seen, allowed = f"of shape {tuple(answers.shape)}", f"({len(prompts)},)"
         refuse("answers", seen, f"{allowed}, one for each prompt")
@@ -75,10 +80,16 @@ def chain_rule(policy, reference, prompts):
     return kl_divergence(p_tens, q_tens) + (p_tens * later).sum(-1)
 
 
+@torch.no_grad()
 def quietly(module, prompts):
-    """Log-probabilities (N, 100) in eval mode, the module's mode put back."""
-    training = module.training
+    """Log-probabilities (N, 100) in eval mode, the module's mode put back.
+
+    A few hundred prompts at a time, which keeps within the processor's cache.
+    """
+    modes = [(part, part.training) for part in module.modules()]
     try:
-        return module.eval().log_probs(prompts)
+        module.eval()
+        return torch.cat([module.log_probs(part) for part in prompts.split(CHUNK)])
     finally:
-        module.train(training)
+        for part, training in modes:
+            part.training = training

@@ -18,6 +18,8 @@ from .evaluation import quietly
 from .policy import refuse_shared_storage
 from .task import ANSWERS, DIGITS, strict_reward
 
+STREAM = 3  # task.addition and warmup.warm_up draw from 1 and 2
+
 
 def noise(seed, update, prompts, batch, samples):
     """What chance decides in one update: (B,) prompts, (B, K) numbers in [0, 1).
@@ -26,7 +28,7 @@ def noise(seed, update, prompts, batch, samples):
     the same on every device and in every process, and a resumed run needs no
     generator's state.
     """
-    rng = np.random.default_rng((seed, update))
+    rng = np.random.default_rng((STREAM, seed, update))
     rows, uniforms = rng.integers(prompts, size=batch), rng.random((batch, samples))
     return torch.from_numpy(rows), torch.from_numpy(uniforms)
 
@@ -64,6 +66,7 @@ def sampled_weights(logp, logq, reward, beta, rows, uniforms, total):
 def leave_one_out(worth):
     """rlnb.advantages.leave_one_out without its checks, which ask the device."""
     k = worth.shape[-1]
+    worth = worth - worth[..., :1]  # so that equal ones leave exactly 0
     return (worth - worth.mean(-1, keepdim=True)) * (k / (k - 1))
 
 
@@ -145,11 +148,11 @@ class Updater:
     def drawn(self, k):
         """The noise of update k, on the policy's device and in its dtype."""
         c, like = self.config, self.logq
-        drawn = noise(c.seed, k, c.prompts, c.batch, c.samples_per_prompt)
+        rows, uniforms = noise(c.seed, k, c.prompts, c.batch, c.samples_per_prompt)
+        drawn = rows, uniforms.to(like.dtype)  # before it moves: MPS has no float64
         if like.is_cuda:  # a copy from pinned memory doesn't wait
-            drawn = (x.pin_memory() for x in drawn)
-        rows, uniforms = (x.to(like.device, non_blocking=True) for x in drawn)
-        return rows, uniforms.to(like.dtype)
+            drawn = [x.pin_memory() for x in drawn]
+        return tuple(x.to(like.device, non_blocking=True) for x in drawn)
 
     def step(self, *drawn):
         """One update, from `noise`'s rows and uniforms or, without, an exact one."""

@@ -76,7 +76,7 @@ class TrainResult:
 
 @dataclass(frozen=True)
 class Progress:
-    """What `watch` is called with: a snapshot after some of the updates."""
+    """What `watch` is called with; the history is the run's own, and grows."""
 
     done: int
     updates: int
@@ -92,11 +92,15 @@ def train(config, *, start=None, folder=None, resume=False, watch=None, stop=Non
     goes on from the one that is there, or begins. watch: called with a
     Progress at each exact evaluation. stop: a threading.Event; when it is set,
     or at Ctrl-C, the run ends after the update it is at and returns what was
-    learned. ValueError, before any work: settings that cannot be run.
+    learned. ValueError, before any update: what cannot be run.
     FloatingPointError: the policy became NaN or infinite.
     """
     if not isinstance(config, TrainConfig):
         refuse("config", type(config).__name__, "a TrainConfig")
+    if not (start is None or isinstance(start, torch.nn.Module)):
+        refuse("start", type(start).__name__, "a torch.nn.Module, or None")
+    if resume and not folder:
+        refuse("resume", resume, "False where no folder is given")
     device = processes.join(config.torch_device)
     file = checkpoint.place(folder, resume) if folder else None
     saved = checkpoint.load(file, config) if file else None
@@ -112,7 +116,8 @@ class _Run:
         self.config, self.file = config, file
         to = {"device": device, "dtype": config.torch_dtype}
         if start is None:
-            start = Policy() if saved else warm_up(config)
+            with torch.random.fork_rng(devices=[]):
+                start = Policy() if saved else warm_up(config)
         self.policy = copy.deepcopy(start).requires_grad_(True).to(**to)
         self.reference = freeze_reference(self.policy)
         if saved:
@@ -137,11 +142,6 @@ class _Run:
             "policy before": digest(self.policy),
         }
         self.off = first_ratio(self.policy, known[0], *self.updater.drawn(0))
-        if self.off != 0:
-            refuse(
-                "p/o of the first batch", f"off 1 by up to {self.off:.3g}",
-                "exactly 1 (is dropout on? then it scores differently each time)",
-            )  # fmt: skip
         self.history.note(0, self.groups, self.evaluate())
 
     def go(self, watch, stop):
@@ -153,21 +153,23 @@ class _Run:
             stopped = processes.anywhere(stop.is_set())
             if not (due or stopped):
                 continue
-            self.read()
+            exact = self.read()
             if due:
-                self.history.note(self.done, self.groups, self.evaluate())
+                self.history.note(self.done, self.groups, exact)
             self.save()
             if due and watch is not None:
                 pace = (time.perf_counter() - self.begun) / (self.done - first)
                 left = pace * (config.updates - self.done)
                 watch(Progress(self.done, config.updates, left, self.history))
+            if due:  # watch may have asked for it
+                stopped = processes.anywhere(stop.is_set())
         if self.pending:
             self.read()
             self.save()
         return self.result(stopped and self.done < config.updates)
 
     def read(self):
-        """Bring the batches' figures from the device, and look at them."""
+        """Bring the batches' figures from the device; evaluate. All must be finite."""
         if self.pending:
             figures = torch.stack(self.pending).view(-1, 2).cpu()
             self.pending = []
@@ -177,8 +179,11 @@ class _Run:
             first = self.done - len(figures)
             if len(bad):  # the batch of this update, so the one before spoilt it
                 self.give_up(first + int(bad[0]))
-        if not self.updater.weights.isfinite().all():
-            self.give_up(self.done)
+        exact = self.evaluate()
+        for x in (self.updater.weights, exact.kl, exact.entropy):
+            if not x.isfinite().all():
+                self.give_up(self.done)
+        return exact
 
     def give_up(self, update):
         kept = "no checkpoint was kept"
@@ -236,14 +241,14 @@ class _Run:
         still = digests["policy before"] == digests["policy after"]
         ends = processes.everywhere(digests["policy after"])
         checks = [
-            Check("sha256 of the reference changed", float(moved), 0),
-            Check("sha256 of the policy is what it was", float(still), 0),
-            Check("p/o - 1 of the first batch", self.off, 0),
+            Check("the reference's sha256 is what it was", float(moved), 0),
+            Check("the policy's sha256 is another", float(still), 0),
+            Check("p/o is exactly 1 in the first batch", self.off, 0),
             *exact_checks(
                 self.policy, self.reference, self.task,
                 self.groups["trained"], self.config.beta,
             ),
-            Check("processes with other weights", float(len(set(ends)) - 1), 0),
+            Check("all processes end with equal weights", float(len(set(ends)) - 1), 0),
         ]  # fmt: skip
         return TrainResult(
             self.config, self.task, self.groups, self.policy, self.reference,

@@ -13,6 +13,7 @@ import torch
 from torch.func import functional_call, stack_module_state, vmap
 
 from ..inputs import refuse
+from .checks import first_ratio
 from .config import TrainConfig
 from .evaluation import Evaluation, enumerated, quietly
 from .loop import backward, noise
@@ -46,7 +47,8 @@ def sweep(config, betas, seeds, *, start=None, watch=None):
     """Train one policy for each pair of betas and seeds; a SweepResult.
 
     All else is as `config` says and as in `train`, which gives the same
-    numbers one by one. watch: called with (updates done, of how many).
+    numbers one by one. watch: called with (updates done, of how many). Neither
+    stopped nor resumed. FloatingPointError: a policy became NaN or infinite.
     """
     betas, seeds = _several("betas", betas), _several("seeds", seeds)
     members = [replace(config, beta=b, seed=s) for b in betas for s in seeds]
@@ -57,6 +59,7 @@ def sweep(config, betas, seeds, *, start=None, watch=None):
     task = addition(config.start_seed)
     task = replace(task, **{k: x.to(device) for k, x in vars(task).items()})
     updater = _Updater(policy, reference, task, members, len(seeds))
+    first_ratio(policy, updater.prompts, *(x[0] for x in updater.drawn(0)))
     for k in range(config.updates):
         updater.update(k)
         if watch is not None and (k + 1) % config.evaluate_every == 0:
@@ -69,6 +72,12 @@ def sweep(config, betas, seeds, *, start=None, watch=None):
         with torch.no_grad():
             logp = quietly(policy, task.prompts)
         ends[pair] = enumerated(logp, logq, task.answers)
+        if not ends[pair].kl.isfinite().all():
+            beta, seed = pair
+            raise FloatingPointError(
+                f"the policy of beta={beta:g}, seed={seed} is not finite after update "
+                f"{config.updates}; try a learning_rate below {config.learning_rate:g}"
+            )
     before = enumerated(logq, logq, task.answers)
     means = {
         name: [end.means(index) for end in ends.values()]
@@ -130,7 +139,7 @@ class _Updater:
         rows, uniforms = (torch.stack(x) for x in zip(*each, strict=True))
         betas, like = len(self.members) // self.seeds, self.logq
         rows, uniforms = rows.repeat(betas, 1), uniforms.repeat(betas, 1, 1)
-        return rows.to(like.device), uniforms.to(like.device, like.dtype)
+        return rows.to(like.device), uniforms.to(like.dtype).to(like.device)
 
     def split(self):
         """The trained policies, one a member."""
@@ -141,7 +150,10 @@ class _Updater:
 
 
 def _several(name, values):
-    values = list(values)
+    try:
+        values = list(values)
+    except TypeError:
+        refuse(name, repr(values), "a list of values")
     if not values or len(set(values)) < len(values):
         refuse(name, repr(values), "one value or more, all different")
     return values

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 NUMBERS, DIGITS, ANSWERS = 50, 10, 100
+STREAM = 1
 
 
 @dataclass(frozen=True)
@@ -26,19 +27,22 @@ class Task:
     held_out: torch.Tensor
 
     def groups(self, count):
-        """Indices of the `count` prompts that are trained on, and of the rest."""
-        return {
+        """Indices by name: `count` prompts to train on, the rest of that half, the
+        half held out. A group without prompts is left out."""
+        groups = {
             "trained": self.train[:count],
             "other train": self.train[count:],
             "held out": self.held_out,
         }
+        return {name: index for name, index in groups.items() if len(index)}
 
 
 def addition(seed=0):
     """The task; the seed decides which half is held out."""
     numbers = torch.arange(NUMBERS)
     prompts = torch.cartesian_prod(numbers, numbers)
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(prompts)))
+    rng = np.random.default_rng((STREAM, seed))
+    order = torch.from_numpy(rng.permutation(len(prompts)))
     half = len(prompts) // 2
     return Task(prompts, prompts.sum(1), order[:half], order[half:])
 

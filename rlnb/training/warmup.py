@@ -7,6 +7,7 @@ from .policy import Policy
 from .task import DIGITS, addition
 
 BATCH, LEARNING_RATE, GRID = 256, 3e-3, 2.0**20
+STREAM = 2
 
 
 def warm_up(config):
@@ -18,16 +19,15 @@ def warm_up(config):
     with the same weights, to the bit.
     """
     task = addition(config.start_seed)
-    policy = Policy().to(torch.float64)
     with torch.random.fork_rng(devices=[]):
+        policy = Policy().to(torch.float64)
         torch.manual_seed(config.start_seed)
         # drawn in float64: in float32 the CPUs' digits differ from 1e-7 on
         policy.apply(lambda m: getattr(m, "reset_parameters", int)())
     _round(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), LEARNING_RATE, fused=True)
     for step in range(config.warmup):
-        # a third number keeps this stream apart from loop.noise's
-        rng = np.random.default_rng((config.start_seed, step, 1))
+        rng = np.random.default_rng((STREAM, config.start_seed, step))
         index = task.train[torch.from_numpy(rng.integers(len(task.train), size=BATCH))]
         loss = -log_likelihood(policy, task.prompts[index], task.answers[index])
         optimizer.zero_grad()
