@@ -1,25 +1,31 @@
 # make lab    set up what is missing and open lesson 00 in JupyterLab
 # make test   set up what is missing and run every check
+# make train  the run of lesson 07, with a report in runs/
 
 PYTHON = python3
 # The ordinary torch for Linux is a CUDA build of several GB, so the CPU build
 # is tried first. With a GPU: make lab TORCH_INDEX=
 TORCH_INDEX = https://download.pytorch.org/whl/cpu
-# Passed on: make lab LAB_ARGS=--no-browser, make test TEST_ARGS=tests/test_kl.py
+# Passed on: make lab LAB_ARGS=--no-browser, make test TEST_ARGS=tests/test_kl.py,
+# make train TRAIN_ARGS="--beta 1 --folder runs/mine"
 LAB_ARGS =
 TEST_ARGS =
+TRAIN_ARGS =
 
 PY = .venv/bin/python
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check
 TORCH = $$(grep '^torch==' requirements.txt)
 
-.PHONY: lab test record bench links clean
+.PHONY: lab test train record bench links clean
 
 lab: .venv/lab-ready
 	.venv/bin/jupyter lab notebooks/00_start_here.ipynb $(LAB_ARGS)
 
 test: .venv/test-ready
 	$(PY) -m pytest $(TEST_ARGS)
+
+train: .venv/lab-ready
+	$(PY) -m rlnb.training $(TRAIN_ARGS)
 
 record: .venv/test-ready
 	$(PY) tools/record.py

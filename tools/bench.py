@@ -1,14 +1,17 @@
 """Measure what a reader waits for: one table from one run.
 
-    python tools/bench.py [--quick] [--only sliders|lessons|imports]
+    python tools/bench.py [--quick] [--only sliders|training|lessons|imports]
 
 sliders: `explore` and `interact` with matplotlib take turns with the same
 picture in a real JupyterLab, direct and with 100 ms of network delay.
-lessons: each in a fresh kernel. imports: each in a fresh process.
+training: lesson 07's updates, fast and plain taking turns, one by one and 25 at
+once, in one process and in two. lessons: each in a fresh kernel. imports: each
+in a fresh process.
 """
 
 import argparse
 import asyncio
+import copy
 import json
 import os
 import platform
@@ -22,6 +25,7 @@ import threading
 import time
 import urllib.request
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -279,6 +283,98 @@ def delayed(port, delay):
     return server.sockets[0].getsockname()[1]
 
 
+def training(rounds):
+    """Updates a second: each way to make lesson 07's updates, taking turns."""
+    import torch
+
+    from rlnb.training import (
+        TrainConfig,
+        evaluate,
+        freeze_reference,
+        plain,
+        sweep,
+        train,
+        warm_up,
+    )
+    from rlnb.training.loop import Updater
+    from rlnb.training.task import addition
+
+    config, task = TrainConfig(evaluate_every=300), addition()
+    known = [x[task.train[: config.prompts]] for x in (task.prompts, task.answers)]
+    start = warm_up(config)
+    reference = freeze_reference(start)
+
+    def fast(policy):
+        updater = Updater(policy, reference, *known, config)
+        for k in range(config.updates):
+            updater.update(k)
+
+    def plainly(policy):
+        for _ in plain.train_plainly(policy, reference, *known, config):
+            pass
+
+    betas, seeds = [0, 0.03, 0.1, 0.3, 1], range(5)
+    ways = {
+        "plain": (config.updates, lambda: plainly(copy.deepcopy(start))),
+        "fast": (config.updates, lambda: fast(copy.deepcopy(start))),
+        "run": (config.updates, lambda: train(config, start=start)),
+        "sweep": (
+            25 * config.updates,
+            lambda: sweep(config, betas, seeds, start=start),
+        ),
+    }
+    if torch.cuda.is_available():
+        on = replace(config, device="cuda")
+        ways["cuda"] = (config.updates, lambda: train(on, start=start))
+        graph = replace(on, cuda_graph=True)
+        ways["cuda graph"] = (config.updates, lambda: train(graph, start=start))
+    pace, ms = {way: [] for way in ways}, []
+    for k in range(rounds):
+        for way, (updates, work) in ways.items():
+            say(f"round {k + 1}, {way}")
+            begun = time.perf_counter()
+            work()
+            pace[way].append(updates / (time.perf_counter() - begun))
+        for _ in range(5):
+            begun = time.perf_counter()
+            evaluate(start, reference, task.prompts, task.answers)
+            ms.append(1000 * (time.perf_counter() - begun))
+    for way, processes in (("one process", 1), ("two processes", 2)):
+        say(way)
+        pace[way] = [in_processes(processes, config)]
+    middle = {way: statistics.median(found) for way, found in pace.items()}
+    table = [f"updates/s, {torch.get_num_threads()} threads   median of {rounds}"]
+    table += [f"{way:16}{middle[way]:10.0f}" for way in middle]
+    table += [f"exact evaluation of 2,500 prompts: {statistics.median(ms):.0f} ms"]
+    table.append(
+        "fast: the loop alone; run: train() with two exact evaluations and all checks;\n"
+        "sweep: 25 runs with their evaluations, as updates of one; processes: torchrun,\n"
+        "one thread each, start of the processes not counted"
+    )
+    pairs = [("fast", "plain"), ("sweep", "fast"), ("two processes", "one process")]
+    if "cuda" in middle:
+        pairs += [("cuda", "run"), ("cuda graph", "cuda")]
+    else:
+        table += ["no GPU here, so none is compared"]
+    ratios = [f"{middle[a] / middle[b]:6.2f}  {a} / {b}, updates/s" for a, b in pairs]
+    return ratios, table
+
+
+def in_processes(count, config):
+    """Updates a second that a run by torchrun reports."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = f"""-m torch.distributed.run --standalone --nproc-per-node {count}
+            -m rlnb.training --folder {folder} --evaluate-every {config.updates}"""
+        subprocess.run(
+            [sys.executable, *command.split()],
+            check=True,
+            capture_output=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        report = json.loads(Path(folder, "report.json").read_text())
+    return report["updates"] / report["seconds"]
+
+
 def lessons():
     """From no kernel to the last output, and the kernel's peak memory."""
     table = ["lesson, cold                 s  peak MB"]
@@ -327,11 +423,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     quick = "one round, no network delay"
     parser.add_argument("--quick", action="store_true", help=quick)
-    parser.add_argument("--only", choices=["sliders", "lessons", "imports"])
+    parser.add_argument("--only", choices=["sliders", "training", "lessons", "imports"])
     args = parser.parse_args()
     rounds, delays = (1, [0]) if args.quick else (3, [0, 100])
     measures = {
         "sliders": lambda: sliders(rounds, delays),
+        "training": lambda: training(rounds),
         "imports": imports,
         "lessons": lessons,
     }
