@@ -14,6 +14,7 @@ from rlnb.show import (
     Bars,
     Dots,
     Line,
+    Live,
     Mark,
     Panel,
     Picture,
@@ -383,3 +384,15 @@ def test_two_views_of_one_function_do_not_share_sliders():
 def test_a_partial_function_has_sliders_too():
     view = explore(functools.partial(clip, w=1.0), eps=(0.1, 0.5, 0.1))
     assert_is(unpack(view.spec, view.numbers, view.index), clip(0.1, w=1.0))
+
+
+def test_a_live_picture_is_replaced_whole_in_one_message():
+    """Another number of points, and of items, is no trouble."""
+    live = Live(clip(0.1))
+    assert_is(unpack(live.spec, live.numbers, live.index), clip(0.1))
+    sent = []
+    live.send_state = lambda key: sent.append(set(key))
+    other = Picture("Other", [Panel("One", [], (0, 1), (0, 1))], "nothing yet")
+    live.show(other)
+    assert sent == [{"spec", "numbers"}]
+    assert_is(unpack(live.spec, live.numbers, live.index), other)
