@@ -172,13 +172,13 @@ def prompts_apart(before, after, groups) -> Picture:
 
 def by_beta(sweep) -> Picture:
     """Reward and KL over beta, mean and standard deviation over the seeds."""
-    x = np.arange(len(sweep.betas))
+    x, several = np.arange(len(sweep.betas)), len(sweep.seeds) > 1
 
     def panel(title, measure, high, unit):
         items = []
         for name in ("trained", "held out"):
             mean = sweep.exact[name][measure].mean(1)
-            spread = sweep.exact[name][measure].std(1, ddof=1)
+            spread = sweep.exact[name][measure].std(1, ddof=several)
             color, dash = LOOKS[name]
             items += [Line(name, x, mean, color, dash), _bars(x, mean, spread, color)]
             if measure == "reward":

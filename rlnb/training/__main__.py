@@ -81,22 +81,23 @@ def parser():
 
 def one(config, args):
     folder = _folder(args)
-    stop = threading.Event()
+    stop, shown = threading.Event(), []
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
 
-    shown = []
+    def show(done, history):
+        shown.append(done)
+        last = {g: {m: v[-1] for m, v in x.items()} for g, x in history.exact.items()}
+        say(_row(done, last))
 
     def watch(progress):
-        shown.append(progress.done)
-        say(_row(progress.done, progress.history.exact, -1))
-        hint(
-            f"{progress.done} of {progress.updates}, {progress.seconds_left:.0f} s left"
-        )
+        show(progress.done, progress.history)
+        left = f"{progress.seconds_left:.0f} s left"
+        hint(f"{progress.done} of {progress.updates}, {left}")
 
     say(HEAD)
     result = train(config, folder=folder, resume=args["resume"], watch=watch, stop=stop)
     if result.updates not in shown:
-        say(_row(result.updates, result.history.exact, -1))
+        show(result.updates, result.history)
     for check in result.checks:
         say(f"{'ok' if check.ok else 'FAILED':6} {check}")
     if processes.rank() == 0:
@@ -113,29 +114,25 @@ def many(config, args):
     if args["resume"] or processes.count() > 1:
         raise ValueError("a sweep runs in one process and is not resumed")
     checkpoint.place(folder, resume=False)
+    if (folder / "report.json").exists():
+        raise ValueError(f"folder is {str(folder)!r}, which holds a report")
     betas, seeds = args["betas"] or [config.beta], args["seeds"] or [config.seed]
     watch = lambda done, of: hint(f"{done} of {of}")
     result = sweep(config, betas, seeds, watch=watch)
     say(f"means over {len(seeds)} seeds; the first line: before\n{HEAD}")
-    say(
-        _row(
-            "", {g: {m: [v] for m, v in x.items()} for g, x in result.start.items()}, 0
-        )
-    )
+    say(_row("", result.start))
     for k, beta in enumerate(betas):
-        exact = {
-            g: {m: v.mean(1) for m, v in each.items()}
-            for g, each in result.exact.items()
-        }
-        say(_row(f"β={beta:g}", exact, k))
+        exact = result.exact.items()
+        mean = {g: {m: v[k].mean() for m, v in each.items()} for g, each in exact}
+        say(_row(f"β={beta:g}", mean))
     report_sweep(result, folder)
     note(str(folder))
     return 0
 
 
-def _row(first, exact, at):
+def _row(first, figures):
     def cell(group, measure):  # empty where no prompt is of the group
-        return f"{exact[group][measure][at]:.4f}" if group in exact else ""
+        return f"{figures[group][measure]:.4f}" if group in figures else ""
 
     rewards = "".join(f"{cell(g, 'reward'):>12}" for g in GROUPS)
     kls = "".join(f"{cell(g, 'kl'):>13}" for g in GROUPS)

@@ -38,21 +38,20 @@ def place(folder, resume):
     except OSError as error:
         refuse("folder", repr(str(folder)), f"a folder to write in ({error.strerror})")
     if path.exists() and not resume:
-        refuse(
-            "folder", f"{str(folder)!r}, which holds a run", "another, or resume=True"
-        )
+        seen = f"{str(folder)!r}, which holds a run"
+        refuse("folder", seen, "another, or resume=True")
     return path
 
 
-def write(path, save):
-    """Let `save(file)` fill a file beside path, then put it in path's place.
+def write(path, data):
+    """Write bytes to a file beside path, then put it in path's place.
 
     Whatever happens before the last step, path stays as it was.
     """
     part = path.with_name(f".{path.name}.part")
     try:
         with part.open("wb") as file:
-            save(file)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -67,7 +66,7 @@ def save(path, config, content):
     whole = io.BytesIO()
     torch.save({"format": FORMAT, "config": asdict(config), **content}, whole)
     whole.write(hashlib.sha256(whole.getvalue()).hexdigest().encode())
-    write(path, lambda file: file.write(whole.getvalue()))
+    write(path, whole.getvalue())
 
 
 def load(path, config):
@@ -84,9 +83,8 @@ def load(path, config):
         refuse(str(path), f"not to be read ({error.strerror})", "a file as written")
     content, total = whole[:-SUM], whole[-SUM:]
     if hashlib.sha256(content).hexdigest().encode() != total:
-        refuse(
-            str(path), "not whole (its sha256 is another)", "a checkpoint as written"
-        )
+        seen = "not whole (its sha256 is another)"
+        refuse(str(path), seen, "a checkpoint as written")
     try:
         content = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         if content["format"] != FORMAT:

@@ -16,7 +16,7 @@ from .checkpoint import write
 
 
 def report(result, folder):
-    """Write report.json and curves.png of a TrainResult; return both paths."""
+    """Write report.json and curves.png of a TrainResult into a folder (a Path)."""
     exact = result.history.exact
     ends = {g: {m: v[-1] for m, v in each.items()} for g, each in exact.items()}
     content = {
@@ -31,7 +31,7 @@ def report(result, folder):
         "history": asdict(result.history),
     }
     picture = pictures.curves(result.history, max(result.updates, 1))
-    return _keep(folder, content, picture)
+    _keep(folder, content, picture)
 
 
 def report_sweep(result, folder):
@@ -47,13 +47,11 @@ def report_sweep(result, folder):
             for g, each in result.exact.items()
         },
     }
-    return _keep(folder, content, pictures.by_beta(result))
+    _keep(folder, content, pictures.by_beta(result))
 
 
 def _machine():
-    device = "cpu"
-    if torch.cuda.is_available():
-        device = torch.cuda.get_device_name()
+    cuda = torch.cuda.is_available()
     return {
         "versions": {
             "python": platform.python_version(),
@@ -63,7 +61,7 @@ def _machine():
             "system": platform.system(),
             "processor": platform.machine(),
             "kernels": torch.backends.cpu.get_cpu_capability(),
-            "gpu": device if device != "cpu" else None,
+            "gpu": torch.cuda.get_device_name() if cuda else None,
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "processes": processes.count(),
@@ -79,5 +77,4 @@ def _keep(folder, content, picture):
         "curves.png": image.getvalue(),
     }
     for name, whole in data.items():
-        write(folder / name, lambda file, whole=whole: file.write(whole))
-    return [folder / name for name in data]
+        write(folder / name, whole)
