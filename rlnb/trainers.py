@@ -6,9 +6,11 @@ formulas, the numbers that TRL logs, under TRL's names; they do not import TRL.
 Source: trl/trainer/rloo_trainer.py and grpo_trainer.py of TRL 1.16.0.
 """
 
+import argparse
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 
@@ -16,13 +18,16 @@ from .advantages import group_standardized, leave_one_out
 from .clipping import clip_is_active, clipped_surrogate
 from .estimators import k3
 from .inputs import refuse
-from .kl import log_ratio, shaped_reward
-from .sequences import masked_mean, sequence_log_ratio
+from .kl import kl_divergence, log_ratio, shaped_reward
+from .sequences import masked_mean, sequence_log_ratio, token_log_probs
+from .training.task import addition
 
 TRL = "1.16.0"
+TOKENS, END, EOS = "0123456789+=", "<end>", 12
 DIFFERENT = (  # first version that has it, what an older one does
-    ("1.15.0", "use_bias_correction_kl is False, kl a mean of means"),
-    ("1.4.0", "_get_per_token_logps_and_entropies returns two values, not three"),
+    ("1.10.0", "use_bias_correction_kl is False by default"),
+    ("1.9.0", "kl is the mean over sequences of their means"),
+    ("1.7.0", "_get_per_token_logps_and_entropies returns two values, not three"),
     ("0.22.0", "RLOOTrainer has other methods, beta is kl_coef"),
 )
 SETTINGS = {  # what the formulas below take for granted
@@ -55,6 +60,125 @@ def requires_trl():
 
 def _number(text):
     return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
+
+
+# A model that needs no download, and lesson 07's task for it: "07+41=" -> "48", end.
+
+
+def tiny_model(seed=0, width=64, layers=2):
+    """A Llama from a config and its tokenizer of 13 tokens: 0 to 9, +, = and the end."""
+    requires_trl()
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({x: i for i, x in enumerate([*TOKENS, END])}))
+    words.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    words.decoder = decoders.Fuse()
+    ends = {"eos_token": END, "pad_token": END, "padding_side": "left"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **ends)
+    config = LlamaConfig(
+        vocab_size=len(TOKENS) + 1, hidden_size=width, intermediate_size=2 * width,
+        num_hidden_layers=layers, num_attention_heads=4, max_position_embeddings=16,
+        bos_token_id=None, eos_token_id=EOS, pad_token_id=EOS,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config), tokenizer
+
+
+def addition_dataset(prompts, answers):
+    """Lesson 07's prompts (N, 2) and answers (N,) as TRL's rows of text."""
+    from datasets import Dataset
+
+    texts = [f"{a:02d}+{b:02d}=" for a, b in prompts.tolist()]
+    return Dataset.from_dict({"prompt": texts, "answer": answers.tolist()})
+
+
+def strict(completion_ids, answer, **_):
+    """The reward function: 1 for both digits right and then the end, else 0."""
+    right = ([*divmod(x, 10), EOS] for x in answer)
+    return [float(ids == wanted) for ids, wanted in zip(completion_ids, right)]
+
+
+def spelled(prompts, answers):
+    """Token ids (N, 9) of prompt, answer and end, from (N, 2) and (N,)."""
+    a, b = prompts.T
+    plus, equals, end = (torch.full_like(a, i) for i in (10, 11, EOS))
+    digits = (a // 10, a % 10, plus, b // 10, b % 10, equals)
+    return torch.stack([*digits, answers // 10, answers % 10, end], 1)
+
+
+def supervise(model, prompts, answers, steps, seed=0, batch=256, rate=3e-3):
+    """Train on right answers with AdamW, in place, before any reward is given."""
+    ids = spelled(prompts, answers)
+    optimizer = torch.optim.AdamW(model.parameters(), rate)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        rows = ids[torch.randint(len(ids), (batch,), generator=generator)]
+        loss = -token_log_probs(model(rows).logits, rows)[:, 5:].sum(1).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def start(folder, warmup=100):
+    """Save a supervised tiny model and its tokenizer in folder; 4 s by default."""
+    model, tokenizer = tiny_model()
+    task = addition()
+    supervise(model, task.prompts[task.train], task.answers[task.train], warmup)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def tiny_trainer(kind, folder, prompts, answers, **changes):
+    """TRL's trainer, "rloo" or "grpo", for the model and tokenizer saved in folder.
+
+    All prompts (P, 2) are asked 8 times a step. changes: TRL's own settings.
+    """
+    requires_trl()
+    import trl
+    from accelerate import PartialState
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    processes = PartialState(cpu=True).num_processes
+    config, trainer = {
+        "rloo": (trl.RLOOConfig, trl.RLOOTrainer),
+        "grpo": (trl.GRPOConfig, trl.GRPOTrainer),
+    }[kind]
+    defaults = {
+        "output_dir": f"{folder}/out", "max_steps": 8, "learning_rate": 2e-4,
+        "per_device_train_batch_size": 8 * len(prompts) // processes,
+        "num_generations": 8, "max_completion_length": 3, "beta": 0.1,
+        "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "use_cpu": True,
+        "bf16": False, "gradient_checkpointing": False,  # both True in TRL
+        "logging_steps": 1, "save_strategy": "no", "report_to": "none",
+        "disable_tqdm": True, "seed": 0,
+    }  # fmt: skip
+    return trainer(
+        AutoModelForCausalLM.from_pretrained(folder),
+        strict,
+        config(**defaults | changes),
+        addition_dataset(prompts, answers),
+        processing_class=AutoTokenizer.from_pretrained(folder),
+    )
+
+
+@torch.no_grad()
+def exact(model, reference, prompts, answers):
+    """Exact mean reward, and KL(p||q) of the trajectories of three tokens, nats.
+
+    Nothing is sampled: every pair of tokens before the third is put in.
+    """
+    ids = spelled(prompts, answers)
+    right = token_log_probs(model(ids).logits, ids)[:, 5:].sum(1).exp()
+    n, pairs = len(ids), torch.cartesian_prod(*[torch.arange(EOS)] * 2)
+    ids = ids[:, None, :6].expand(n, len(pairs), 6)
+    ids = torch.cat([ids, pairs.expand(n, -1, -1)], 2).flatten(0, 1)
+    p, q = (m(ids).logits[:, 5:].softmax(-1) for m in (model, reference))
+    p, kl = p.view(n, EOS, EOS, 3, -1), kl_divergence(p, q).view(n, EOS, EOS, 3)
+    second = kl[:, :, 0, 1] + (p[:, :, 0, 1, :EOS] * kl[..., 2]).sum(2)
+    kl = kl[:, 0, 0, 0] + (p[:, 0, 0, 0, :EOS] * second).sum(1)
+    return {"reward": right.mean().item(), "kl": kl.mean().item()}
 
 
 @dataclass(frozen=True)
@@ -105,6 +229,8 @@ def keep(trainer):
         "_generate_and_score_completions", "_compute_loss",
     )  # fmt: skip
     score, reward, generate, loss_of = (getattr(trainer, name) for name in names)
+    if trainer.beta and trainer.ref_model is None:
+        refuse("trainer.ref_model", "None at beta > 0 (PEFT)", "a model of its own")
     steps, seen, current = [], {}, {}
 
     def scored(model, *args, **kwargs):
@@ -121,6 +247,8 @@ def keep(trainer):
     def generated(*args, **kwargs):
         seen.clear()
         out = generate(*args, **kwargs)
+        if not trainer.model.training:
+            return out
         current["generation"] = Generation(
             _copy(out["completion_ids"]), _copy(out["completion_mask"]),
             seen["rewards"], _copy(out["advantages"]),
@@ -135,7 +263,9 @@ def keep(trainer):
         if model.training:
             logps, entropies = seen["logps"], seen["entropies"]
             kept = inputs["rlnb_rows"], logps, entropies, _copy(out)
-            steps.append(Step(current["generation"], *kept, current.pop("fresh", False)))
+            steps.append(
+                Step(current["generation"], *kept, current.pop("fresh", False))
+            )
         return out
 
     try:
@@ -179,6 +309,23 @@ def joined(steps):
     )
 
 
+def differences(trainer, steps):
+    """The largest |logged - recomputed| of each number, with one step a log line.
+
+    Advantages are compared one by one, as "advantages".
+    """
+    recompute = grpo_step if hasattr(trainer.args, "loss_type") else rloo_step
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    worst = {}
+    for line, step in zip(lines, steps, strict=True):
+        got = recompute(step, **settings(trainer.args))
+        gaps = {name: got[name] - line[name] for name in got.keys() & line.keys()}
+        gaps["advantages"] = got["advantages"] - step.generation.advantages
+        for name, gap in gaps.items():
+            worst[name] = max(worst.get(name, 0.0), gap.abs().max().item())
+    return dict(sorted(worst.items()))
+
+
 def settings(args):
     """beta, eps and samples (GRPO: weighted too) from TRL's own settings.
 
@@ -209,7 +356,7 @@ def rloo_step(step, beta, eps, samples):
     logged = {"loss": -clipped_surrogate(ratio, advantage, eps).mean()}
     if beta and step.fresh:  # its l is that of the old policy
         logged["kl"] = away.sum() / g.mask.sum()
-    logged |= _clips(ratio, advantage, eps, torch.ones_like(ratio)[:, None])
+    logged |= _clips(step, ratio, eps, torch.ones_like(ratio)[:, None])
     logged |= _common(step, shaped, samples)
     return logged | {"shaped_reward": shaped, "advantages": advantages, "ratio": ratio}
 
@@ -236,13 +383,16 @@ def grpo_step(step, beta, eps, samples, weighted=True):
     # "dapo": the tokens of all that was generated, shared out between the steps
     tokens = g.mask.sum() * len(mask) / len(g.mask)
     logged["loss"] = (losses * mask).sum() / tokens
-    logged |= _clips(ratio, advantage, eps, mask) | _common(step, reward, samples)
+    logged |= _clips(step, ratio, eps, mask) | _common(step, reward, samples)
     return logged | {"advantages": advantages, "ratio": ratio}
 
 
-def _clips(ratio, advantage, eps, mask):
-    """TRL's five clip numbers; a ratio (B,) is one token of each sequence."""
-    ratio, advantage = ratio.view_as(mask), advantage.view(-1, 1)
+def _clips(step, ratio, eps, mask):
+    """TRL's five clip numbers; a ratio (B,) is one token of each sequence.
+
+    By the signs of TRL's own advantages: those of equal returns are not quite 0.
+    """
+    ratio, advantage = ratio.view_as(mask), step.of(step.generation.advantages)[:, None]
     active = clip_is_active(ratio, advantage, eps)
     low, high = ((active & side).float() for side in (advantage < 0, advantage > 0))
     of_each = [(x * mask).sum(1) / mask.sum(1) for x in (low, high)]
@@ -260,7 +410,9 @@ def _common(step, compared, samples):
     g = step.generation
     logged = {"entropy": masked_mean(step.entropies, step.of(g.mask))}
     if step.fresh:
-        reward, spread = g.rewards.nansum(1), compared.view(-1, samples).std(1)
+        reward, groups = g.rewards.nansum(1), compared.view(-1, samples)
+        away = groups - groups.nanmean(1, keepdim=True)  # as TRL rounds
+        spread = (away.square().nanmean(1) * samples / (samples - 1)).sqrt()
         logged |= {
             "reward": reward.mean(),
             "reward_std": reward.std(),
@@ -268,3 +420,37 @@ def _common(step, compared, samples):
             "completions/mean_length": g.mask.sum(1).float().mean(),
         }
     return logged
+
+
+def main():
+    """Four updates, alone or under `accelerate launch`, and the differences."""
+    requires_trl()
+    from accelerate import PartialState
+    from accelerate.utils import gather_object
+
+    parser = argparse.ArgumentParser(prog="rlnb.trainers", description=main.__doc__)
+    parser.add_argument("--kind", choices=("rloo", "grpo"), default="rloo")
+    parser.add_argument("--folder", required=True, help="of the model; made if missing")
+    parser.add_argument("--steps", type=int, default=4)
+    chosen = parser.parse_args()
+    with PartialState(cpu=True).main_process_first():
+        if not Path(chosen.folder, "config.json").exists():
+            start(chosen.folder)
+    task = addition()
+    index = task.train[:64]
+    asked = task.prompts[index], task.answers[index]
+    trainer = tiny_trainer(
+        chosen.kind, chosen.folder, *asked, max_steps=chosen.steps, num_iterations=2
+    )
+    with keep(trainer) as steps:
+        trainer.train()
+    everyone = gather_object(steps)  # rank 0's steps, then rank 1's, ...
+    if trainer.accelerator.is_main_process:
+        found = [joined(everyone[i :: len(steps)]) for i in range(len(steps))]
+        print(f"{trainer.accelerator.num_processes} processes")
+        for name, gap in differences(trainer, found).items():
+            print(f"{name:26} {gap:.1e}")
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import ipywidgets as widgets
@@ -53,9 +54,12 @@ async def watch(config, **options):
 
     button.on_click(ask)
     work = partial(train, config, watch=tell, stop=stop, **options)
-    running = asyncio.ensure_future(asyncio.to_thread(work))
     try:
-        result = await _to_the_end(running, ask)
+        # a thread that ends with the run: torch's helpers go with it, where an
+        # idle thread's would slow down all that follows
+        with ThreadPoolExecutor(1) as thread:
+            running = loop.run_in_executor(thread, work)
+            result = await _to_the_end(running, ask)
     except Exception as error:
         said.value = f"ended by {type(error).__name__}"
         raise
