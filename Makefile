@@ -54,6 +54,6 @@ clean:
 	@$(PY) -c 'import matplotlib.font_manager'
 	@touch $@
 
-.venv/test-ready: .venv/lab-ready requirements-test.txt
-	$(PIP) -r requirements-test.txt
+.venv/test-ready: .venv/lab-ready requirements-test.txt requirements-trl.txt
+	$(PIP) -r requirements-test.txt -r requirements-trl.txt
 	@touch $@

@@ -7,6 +7,8 @@ Source: trl/trainer/rloo_trainer.py and grpo_trainer.py of TRL 1.16.0.
 """
 
 import argparse
+import os
+import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -25,8 +27,8 @@ from .training.task import addition
 TRL = "1.16.0"
 TOKENS, END, EOS = "0123456789+=", "<end>", 12
 DIFFERENT = (  # first version that has it, what an older one does
-    ("1.10.0", "use_bias_correction_kl is False by default"),
-    ("1.9.0", "kl is the mean over sequences of their means"),
+    ("1.10.0", "use_bias_correction_kl is not on by default"),
+    ("1.9.0", "kl is the mean over processes of their means"),
     ("1.7.0", "_get_per_token_logps_and_entropies returns two values, not three"),
     ("0.22.0", "RLOOTrainer has other methods, beta is kl_coef"),
 )
@@ -56,6 +58,16 @@ def requires_trl():
         later = "later names and defaults have not been compared"
         text += f". In {found}: {'; '.join(older) or later}"
     raise ImportError(text)
+
+
+def quiet():
+    """Nothing is looked up or downloaded, and no bars, tables or warnings shown."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    warnings.filterwarnings("ignore", module="transformers|trl|accelerate|torch")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 def _number(text):
@@ -130,15 +142,23 @@ def start(folder, warmup=100):
     tokenizer.save_pretrained(folder)
 
 
-def tiny_trainer(kind, folder, prompts, answers, **changes):
+def load(folder):
+    """The model saved in folder."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
+def tiny_trainer(kind, folder, prompts, answers, *, model=None, **changes):
     """TRL's trainer, "rloo" or "grpo", for the model and tokenizer saved in folder.
 
-    All prompts (P, 2) are asked 8 times a step. changes: TRL's own settings.
+    All prompts (P, 2) are asked 8 times a step. model: in the place of the saved
+    one. changes: TRL's own settings.
     """
     requires_trl()
     import trl
     from accelerate import PartialState
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer, PrinterCallback
 
     processes = PartialState(cpu=True).num_processes
     config, trainer = {
@@ -154,13 +174,15 @@ def tiny_trainer(kind, folder, prompts, answers, **changes):
         "logging_steps": 1, "save_strategy": "no", "report_to": "none",
         "disable_tqdm": True, "seed": 0,
     }  # fmt: skip
-    return trainer(
-        AutoModelForCausalLM.from_pretrained(folder),
+    made = trainer(
+        load(folder) if model is None else model,
         strict,
         config(**defaults | changes),
         addition_dataset(prompts, answers),
         processing_class=AutoTokenizer.from_pretrained(folder),
     )
+    made.remove_callback(PrinterCallback)  # the log stays in state.log_history
+    return made
 
 
 @torch.no_grad()

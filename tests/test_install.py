@@ -14,7 +14,9 @@ def read(name):
     return (ROOT / name).read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", ["requirements.txt", "requirements-test.txt"])
+@pytest.mark.parametrize(
+    "name", ["requirements.txt", "requirements-test.txt", "requirements-trl.txt"]
+)
 def test_pins_are_exact(name):
     lines = [line.partition("#")[0].strip() for line in read(name).split("\n")]
     pins = [line for line in lines if line and not line.startswith("-r ")]
