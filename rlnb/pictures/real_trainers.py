@@ -126,7 +126,7 @@ def dpo(
 def compared(logged, recomputed) -> Picture:
     """KL and reward as a trainer logged them, and from its raw tensors.
 
-    logged, recomputed: {"kl": [...], "reward": [...]}, one number an update.
+    logged, recomputed: {"kl": [...], "reward": [...]}, one number a batch.
     """
 
     def panel(title, name, unit):
@@ -139,7 +139,7 @@ def compared(logged, recomputed) -> Picture:
                 Dots("recomputed", at, recomputed[name], "orange"),
             ),
             (0.5, len(at) + 0.5), (min(0, 1.2 * min(logged[name])), 1.2 * top),
-            "update", unit,
+            "batch", unit,
         )  # fmt: skip
 
     off = max(
