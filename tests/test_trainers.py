@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from rlnb import trainers
-from rlnb.kl import log_ratio, tilted_optimum
 from rlnb.sequences import completion_mask
 from rlnb.trainers import differences, grpo_step, keep, rloo_step, settings
 from rlnb.training.policy import digest
 from rlnb.training.task import addition
 
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:transformers")
 WITHOUT_RECOMPUTING = {  # of the log: TRL's bookkeeping, and lengths
     "step", "epoch", "grad_norm", "learning_rate", "num_tokens", "step_time",
     "completions/min_length", "completions/max_length", "completions/clipped_ratio",
@@ -32,7 +32,7 @@ def test_another_version_is_refused_in_one_line(monkeypatch, found):
             raise PackageNotFoundError(name)
         return found
 
-    monkeypatch.setattr(trainers, "version", version)
+    monkeypatch.setattr(trainers.version, "version", version)
     with pytest.raises(ImportError) as refused:
         trainers.requires_trl()
     text = str(refused.value)
@@ -233,16 +233,3 @@ def test_steps_of_two_processes_are_joined_also_where_one_is_shorter():
         wanted, found = (recompute(s, 0.1, 0.2, 2) for s in (whole, parts))
         for name in wanted.keys() - {"ratio"}:
             assert torch.allclose(wanted[name], found[name]), name
-
-
-def test_dpo_stands_still_at_the_tilted_optimum():
-    q = torch.tensor([0.5, 0.5], dtype=torch.float64)
-    reward, beta = torch.tensor([1.0, 0.0], dtype=torch.float64), 0.1
-    preferred = torch.sigmoid(reward[0] - reward[1])  # Bradley and Terry
-    logits = tilted_optimum(q, reward, beta).log().requires_grad_()
-    implicit = beta * log_ratio(logits.log_softmax(0), q.log())
-    gap = implicit[0] - implicit[1]
-    assert abs(gap - 1) < 1e-12
-    sigmoid = torch.nn.functional.logsigmoid
-    loss = -preferred * sigmoid(gap) - (1 - preferred) * sigmoid(-gap)
-    assert torch.autograd.grad(loss, logits)[0].abs().max() < 1e-12
