@@ -7,8 +7,10 @@ from importlib.metadata import PackageNotFoundError
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is looked up
 
+import nbformat
 import pytest
 import torch
+from nbclient import NotebookClient
 
 from rlnb import trainers
 from rlnb.sequences import completion_mask
@@ -41,6 +43,19 @@ def test_another_version_is_refused_in_one_line(monkeypatch, found):
     assert found is None or found in text
     assert ("two values" in text) == (found == "1.5.1")
     assert ("use_bias_correction_kl" in text) == (found in ("1.5.1", "1.9.0"))
+
+
+def test_a_notebook_shows_the_message_and_no_traceback():
+    code = """
+from rlnb.trainers import version
+version.version = lambda name: "1.9.0"
+version.requires_trl()
+"""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    NotebookClient(notebook, kernel_name="python3", allow_errors=True).execute()
+    (error,) = notebook.cells[0].outputs
+    assert error.traceback == [error.evalue]
+    assert error.evalue.startswith("trl 1.9.0 is installed; lesson 08 needs 1.16.0")
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,15 @@ DIFFERENT = (  # first version that has it, what an older one does
 )
 
 
+class OtherTRL(ImportError):
+    """TRL is missing, or another version; a notebook shows the message alone."""
+
+    def _render_traceback_(self):
+        return [str(self)]
+
+
 def requires_trl():
-    """Raise an ImportError of one line unless TRL 1.16.0 is installed."""
+    """Raise an OtherTRL of one line unless TRL 1.16.0 is installed."""
     try:
         found = version("trl")
     except PackageNotFoundError:
@@ -28,7 +35,7 @@ def requires_trl():
         older = [what for since, what in DIFFERENT if number < _number(since)]
         later = "later names and defaults have not been compared"
         text += f". In {found}: {'; '.join(older) or later}"
-    raise ImportError(text)
+    raise OtherTRL(text)
 
 
 def quiet():
