@@ -204,6 +204,16 @@ def test_exact_reward_and_kl_agree_with_what_is_sampled(folder, task):
     assert found["kl"] > 0.01
 
 
+def test_what_cannot_be_compared_is_refused_by_name(folder, task):
+    with pytest.raises(ValueError, match="kind is 'ppo'; allowed: 'rloo', 'grpo'"):
+        trainers.tiny_trainer("ppo", folder, *task)
+    trainer = trainers.tiny_trainer("grpo", folder, *task, max_steps=2, logging_steps=2)
+    with keep(trainer) as steps:
+        trainer.train()
+    with pytest.raises(ValueError, match="steps is 1 log lines for 2 steps"):
+        differences(trainer, steps)
+
+
 def test_an_unknown_setting_is_refused(folder, task):
     trainer = trainers.tiny_trainer("rloo", folder, *task, normalize_advantages=True)
     with pytest.raises(ValueError, match="normalize_advantages is True"):

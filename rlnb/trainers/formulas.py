@@ -29,6 +29,9 @@ def differences(trainer, steps):
     """
     recompute = grpo_step if hasattr(trainer.args, "loss_type") else rloo_step
     lines = [line for line in trainer.state.log_history if "loss" in line]
+    if len(lines) != len(steps):
+        seen = f"{len(lines)} log lines for {len(steps)} steps"
+        refuse("steps", seen, "one line a step: logging_steps=1, one accumulation step")
     worst = {}
     for line, step in zip(lines, steps, strict=True):
         got = recompute(step, **settings(trainer.args))

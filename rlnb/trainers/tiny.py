@@ -2,6 +2,7 @@
 
 import torch
 
+from ..inputs import refuse
 from ..kl import kl_divergence
 from ..sequences import token_log_probs
 from ..training.task import addition
@@ -89,6 +90,8 @@ def tiny_trainer(kind, folder, prompts, answers, *, model=None, **changes):
     one. changes: TRL's own settings.
     """
     requires_trl()
+    if kind not in ("rloo", "grpo"):
+        refuse("kind", repr(kind), "'rloo', 'grpo'")
     import trl
     from accelerate import PartialState
     from transformers import AutoTokenizer, PrinterCallback
