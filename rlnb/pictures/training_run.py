@@ -147,27 +147,34 @@ def prompts_apart(before, after, groups) -> Picture:
 
     before, after: (N,) probabilities. groups: indices by name.
     """
-    middle = (BINS[1:] + BINS[:-1]) / 2
-
-    def panel(name):
-        index = groups[name]
-        return Panel(
-            f"{name.capitalize()}: {len(index)} prompts",
-            (
-                Bars("before", middle - 0.02, histogram(before[index]), "grey", 0.04),
-                Bars("after", middle + 0.02, histogram(after[index]), "orange", 0.04),
-            ),
-            (0, 1), (0, 1), "probability of the right answer", "share of prompts",
-        )  # fmt: skip
-
-    lost = np.mean(after[groups["held out"]] < 0.1)
-    had = np.mean(before[groups["held out"]] < 0.1)
+    panels = [
+        _spread(
+            f"{name.capitalize()}: {len(groups[name])} prompts",
+            *(histogram(x[groups[name]]) for x in (before, after)),
+            "orange",
+        )
+        for name in ("trained", "held out")
+    ]
+    had, lost = (np.mean(x[groups["held out"]] < 0.1) for x in (before, after))
     return Picture(
         "Not worse everywhere: lost on some prompts, kept on others",
-        (panel("trained"), panel("held out")),
+        panels,
         f"Held out: {had:.1%} of the prompts had the right answer below 0.1 before, "
         f"{lost:.1%} have after.",
     )
+
+
+def _spread(title, before, after, color):
+    """Shares of prompts in each tenth, side by side."""
+    middle = (BINS[1:] + BINS[:-1]) / 2
+    return Panel(
+        title,
+        (
+            Bars("before", middle - 0.02, before, "grey", 0.04),
+            Bars("after", middle + 0.02, after, color, 0.04),
+        ),
+        (0, 1), (0, 1), "probability of the right answer", "share of prompts",
+    )  # fmt: skip
 
 
 def by_beta(sweep) -> Picture:
@@ -210,7 +217,6 @@ def ends(sweeps):
     """
     first = next(iter(sweeps))
     betas = sweeps[first].betas
-    middle = (BINS[1:] + BINS[:-1]) / 2
 
     def end(
         beta: Annotated[float, "β"] = betas[0],
@@ -218,29 +224,17 @@ def ends(sweeps):
     ) -> Picture:
         sweep = sweeps[setting]
         k = min(range(len(betas)), key=lambda i: abs(betas[i] - beta))
-        shares, panels = {}, []
-        for name in ("trained", "held out"):
-            runs = [sweep.evaluations[betas[k], s] for s in sweep.seeds]
-            index = sweep.groups[name]
-            shares[name] = [histogram(r.reward[index].cpu().numpy()) for r in runs]
-            start = histogram(sweep.before.reward[index].cpu().numpy())
-            panels.append(
-                Panel(
-                    f"{name.capitalize()} prompts",
-                    (
-                        Bars("before", middle - 0.02, start, "grey", 0.04),
-                        Bars(
-                            "after", middle + 0.02, np.mean(shares[name], 0),
-                            LOOKS[name][0], 0.04,
-                        ),
-                    ),
-                    (0, 1), (0, 1), "probability of the right answer",
-                    "share of prompts",
-                )
-            )  # fmt: skip
+        panels, names = [], ("trained", "held out")
+        for name in names:
+            index, runs = sweep.groups[name], [(betas[k], x) for x in sweep.seeds]
+            rewards = [sweep.before, *(sweep.evaluations[run] for run in runs)]
+            start, *each = (histogram(r.reward[index].cpu().numpy()) for r in rewards)
+            after, color = np.mean(each, 0), LOOKS[name][0]
+            title = f"{name.capitalize()} prompts"
+            panels.append(_spread(title, start, after, color))
         mean = {
             (name, m): sweep.exact[name][m][k].mean()
-            for name in shares
+            for name in names
             for m in ("reward", "kl")
         }
         fell = mean["held out", "reward"] - sweep.start["held out"]["reward"]
@@ -250,7 +244,7 @@ def ends(sweeps):
             f"β = {betas[k]:g}: trained reward {mean['trained', 'reward']:.3f}, held "
             f"out {mean['held out', 'reward']:.3f}, which is {short(fell)} against "
             "the start.",
-            [Readout(f"KL, {n}", mean[n, "kl"], "nats") for n in shares],
+            [Readout(f"KL, {n}", mean[n, "kl"], "nats") for n in names],
         )
 
     return end
