@@ -187,6 +187,22 @@ def test_a_warm_up_is_the_same_each_time_and_another_with_another_seed():
     assert torch.equal(rounded, rounded.round())
 
 
+def test_a_run_has_its_own_number_of_threads_and_leaves_torchs_alone(start):
+    usual, seen = torch.get_num_threads(), []
+    torch.set_num_threads(2)
+    try:
+        for threads in (1, 2):
+            config = small(updates=5, threads=threads)
+            train(
+                config,
+                start=start,
+                watch=lambda _: seen.append(torch.get_num_threads()),
+            )
+        assert (seen, torch.get_num_threads()) == ([1, 2], 2)
+    finally:
+        torch.set_num_threads(usual)
+
+
 def test_a_warm_up_has_the_same_bits_with_two_threads():
     one, threads = warm_up(small(warmup=10)), torch.get_num_threads()
     torch.set_num_threads(2)
@@ -1032,7 +1048,7 @@ def test_every_setting_that_should_matter_does():
     ]  # fmt: skip
     assert len(set(ends)) == len(ends)
     changed = {name for change in CHANGES for name in change}
-    free = {"evaluate_every", "device", "cuda_graph"}
+    free = {"evaluate_every", "device", "threads", "cuda_graph"}
     assert {f.name for f in fields(TrainConfig)} == changed | free
 
 

@@ -783,9 +783,10 @@ WAYS_TO_RUN = {
     "two processes": ({"start": TORCHRUN}, {"processes": 2}),
     "a process of its own": ({}, {"processes": 1, "threads": 1}),
     "plain kernels": ({"env": KERNELS}, {"kernels": "DEFAULT"}),
-    "two threads": ({"env": THREADS}, {"threads": 2}),
+    "two threads": ({"env": THREADS, "threads": 2}, {"threads": 2}),
     "two threads, plain kernels": (
-        {"env": {**THREADS, **KERNELS}}, {"threads": 2, "kernels": "DEFAULT"}
+        {"env": {**THREADS, **KERNELS}, "threads": 2},
+        {"threads": 2, "kernels": "DEFAULT"},
     ),
 }  # fmt: skip
 

@@ -17,8 +17,8 @@ from .policy import digest
 
 FORMAT = "rlnb.training 1"
 NAME = "checkpoint.pt"
-# A resumed run may go further, on another device.
-FREE = "updates", "device", "cuda_graph"
+# A resumed run may go further, and elsewhere.
+FREE = "updates", "device", "threads", "cuda_graph"
 KEYS = (
     "done", "policy", "reference", "optimizer", "history", "digests", "first_ratio",
     "seconds",

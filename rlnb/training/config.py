@@ -38,6 +38,7 @@ class TrainConfig:
     evaluate_every: int = _setting(10, "updates between two exact evaluations")
     device: str = _setting("cpu", "auto, cpu, cuda or mps")
     dtype: str = _setting("float64", "float64 or float32")
+    threads: int = _setting(1, "of a single run; its steps are too small to share")
     cuda_graph: bool = _setting(False, "replay the step as a CUDA graph")
 
     def __post_init__(self):
@@ -57,6 +58,7 @@ class TrainConfig:
             ("batch", 1, 10**6),
             ("warmup", 0, 10**9),
             ("evaluate_every", 1, 10**9),
+            ("threads", 1, 1024),
         ):
             value = getattr(self, name)
             whole = isinstance(value, Integral) and not isinstance(value, bool)

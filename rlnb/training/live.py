@@ -35,7 +35,8 @@ async def watch(config, **options):
     bar = widgets.IntProgress(max=config.updates, description="updates")
     said = widgets.Label("warming up")
     curves = Live(pictures.curves(History(), config.updates))
-    display(_View([widgets.HBox([bar, said, button]), curves]))
+    row = widgets.HBox([bar, said, button], layout={"flex_flow": "row wrap"})
+    display(_View([row, curves]))
 
     def ask(*_):
         stop.set()

@@ -21,7 +21,7 @@ def report(result, folder):
     ends = {g: {m: v[-1] for m, v in each.items()} for g, each in exact.items()}
     content = {
         "settings": asdict(result.config),
-        **_machine(),
+        **_machine(result.config.threads),
         "updates": result.updates,
         "stopped": result.stopped,
         "seconds": round(result.seconds, 3),
@@ -38,7 +38,7 @@ def report_sweep(result, folder):
     """The same of a SweepResult."""
     content = {
         "settings": asdict(result.config),
-        **_machine(),
+        **_machine(torch.get_num_threads()),
         "betas": result.betas,
         "seeds": result.seeds,
         "start": result.start,
@@ -50,7 +50,7 @@ def report_sweep(result, folder):
     _keep(folder, content, pictures.by_beta(result))
 
 
-def _machine():
+def _machine(threads):
     cuda = torch.cuda.is_available()
     return {
         "versions": {
@@ -63,7 +63,7 @@ def _machine():
             "kernels": torch.backends.cpu.get_cpu_capability(),
             "gpu": torch.cuda.get_device_name() if cuda else None,
             "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
+            "threads": threads,
             "processes": processes.count(),
         },
     }

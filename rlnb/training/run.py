@@ -104,9 +104,8 @@ def train(config, *, start=None, folder=None, resume=False, watch=None, stop=Non
     device = processes.join(config.torch_device)
     file = checkpoint.place(folder, resume) if folder else None
     saved = checkpoint.load(file, config) if file else None
-    run = _Run(config, device, start, file, saved)
-    with _stoppable(stop) as asked:
-        return run.go(watch, asked)
+    with _threads(config.threads), _stoppable(stop) as asked:
+        return _Run(config, device, start, file, saved).go(watch, asked)
 
 
 class _Run:
@@ -255,6 +254,16 @@ class _Run:
             self.history, enumerated(self.logq, self.logq, self.task.answers), after,
             checks, digests, self.done, stopped, seconds,
         )  # fmt: skip
+
+
+@contextmanager
+def _threads(count):
+    usual = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
 
 
 @contextmanager

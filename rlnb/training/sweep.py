@@ -47,8 +47,9 @@ def sweep(config, betas, seeds, *, start=None, watch=None):
     """Train one policy for each pair of betas and seeds; a SweepResult.
 
     All else is as `config` says and as in `train`, which gives the same
-    numbers one by one. watch: called with (updates done, of how many). Neither
-    stopped nor resumed. FloatingPointError: a policy became NaN or infinite.
+    numbers one by one; only the threads are torch's own. watch: called with
+    (updates done, of how many). Neither stopped nor resumed.
+    FloatingPointError: a policy became NaN or infinite.
     """
     betas, seeds = _several("betas", betas), _several("seeds", seeds)
     members = [replace(config, beta=b, seed=s) for b in betas for s in seeds]
