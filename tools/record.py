@@ -2,8 +2,9 @@
 
     python tools/record.py [--check] [lesson.ipynb ...]
 
-Recording twice gives the same bytes. --check writes nothing and exits with 1
-if anything would change. Without files: all of notebooks/.
+Recording twice gives the same bytes, but for the times that lesson 08 prints.
+--check writes nothing and exits with 1 if anything would change. Without files:
+all of notebooks/.
 """
 
 import argparse
