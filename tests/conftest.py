@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from pathlib import Path
@@ -87,6 +88,12 @@ def lab(tmp_path_factory):
         "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
         "IPYTHONDIR": str(home / "ipython"),
     }
+    # Kernels choose TCP ports that another process may take before they do;
+    # sockets in a folder of their own (a short path) have no such race.
+    sockets = []
+    if sys.platform == "linux":
+        env["JUPYTER_RUNTIME_DIR"] = tempfile.mkdtemp()
+        sockets = ["--KernelManager.transport=ipc"]
     command = [
         *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"),
         *("--expose-app-in-browser", f"--port={port}"),
@@ -95,6 +102,7 @@ def lab(tmp_path_factory):
         "--IdentityProvider.token=token",
         f"--ServerApp.root_dir={home}",
         "--LabApp.extension_manager=readonly",
+        *sockets,
     ]
     log_file = home / "lab.log"
     with log_file.open("w") as log:
@@ -110,6 +118,8 @@ def lab(tmp_path_factory):
     yield url
     server.terminate()
     server.wait(20)
+    if sockets:
+        shutil.rmtree(env["JUPYTER_RUNTIME_DIR"], ignore_errors=True)
 
 
 @pytest.fixture
@@ -200,9 +210,11 @@ def run_notebook(page, lab):
 
     ran = []
     yield run
-    if ran:
-        assert_all_well(page)
-        page.evaluate("jupyterapp.serviceManager.sessions.shutdownAll()")
+    try:
+        if ran:
+            assert_all_well(page)
+    finally:  # a kernel that failed here is not the next test's
+        page.evaluate("window.jupyterapp?.serviceManager.sessions.shutdownAll()")
 
 
 NOTEBOOK = "window.jupyterapp?.shell.currentWidget"
