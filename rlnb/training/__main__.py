@@ -24,9 +24,9 @@ from .config import DEVICES, DTYPES, GRADIENTS, TrainConfig
 from .report import report, report_sweep
 from .run import train
 from .sweep import sweep
+from .task import GROUPS
 
 CHOICES = {"device": DEVICES, "dtype": tuple(DTYPES), "gradient": GRADIENTS}
-GROUPS = "trained", "other train", "held out"
 HEAD = f"""\
          expected reward                       KL(p||q), nats
 updates{"".join(f"{g:>12}" for g in GROUPS)}{"".join(f"{g:>13}" for g in GROUPS)}"""

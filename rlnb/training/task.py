@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 NUMBERS, DIGITS, ANSWERS = 50, 10, 100
+GROUPS = "trained", "other train", "held out"
 STREAM = 1
 
 
@@ -29,12 +30,9 @@ class Task:
     def groups(self, count):
         """Indices by name: `count` prompts to train on, the rest of that half, the
         half held out. A group without prompts is left out."""
-        groups = {
-            "trained": self.train[:count],
-            "other train": self.train[count:],
-            "held out": self.held_out,
-        }
-        return {name: index for name, index in groups.items() if len(index)}
+        parts = self.train[:count], self.train[count:], self.held_out
+        groups = zip(GROUPS, parts, strict=True)
+        return {name: index for name, index in groups if len(index)}
 
 
 def addition(seed=0):
