@@ -1012,7 +1012,7 @@ def test_an_evaluation_that_is_off_fails_its_check(start, monkeypatch):
         right = enumerated(logp, logq, answers)
         return replace(right, kl=(logq.exp() * (logq - logp)).sum(-1))
 
-    monkeypatch.setattr(checks, "enumerated", wrong)
+    monkeypatch.setattr(run, "enumerated", wrong)
     got = train(small(), start=start)
     assert only_failure(got, "chain rule")
 

@@ -45,8 +45,8 @@ def explore(function, **sliders):
     return kind(function, controls)
 
 
-class Explorer(anywidget.AnyWidget):
-    """The widget that `explore` returns."""
+class View(anywidget.AnyWidget):
+    """What explore.js draws: pictures as numbers, under sliders or without."""
 
     _esm = HERE / "explore.js"
     _css = HERE / "explore.css"
@@ -54,13 +54,14 @@ class Explorer(anywidget.AnyWidget):
     numbers = traitlets.Bytes().tag(sync=True)
     index = traitlets.Bytes().tag(sync=True)
 
+
+class Explorer(View):
+    """The widget that `explore` returns."""
+
     def __init__(self, function, controls):
         self._function, self._controls = function, controls
         pack, asks = _pack_grid(function, controls)
-        spec = {"controls": [c.spec() for c in controls], "asks": asks}
-        super().__init__(
-            spec={**spec, **pack.spec()}, numbers=pack.numbers(), index=pack.index()
-        )
+        super().__init__(**pack.traits([c.spec() for c in controls], asks))
         self._template = pack.template
         self.on_msg(self._answer)
 
@@ -265,13 +266,17 @@ class _Pack:
             "changing": np.flatnonzero(self.changing).tolist(),
         }
 
+    def traits(self, controls, asks):
+        """The traits of a View."""
+        spec = {"controls": controls, "asks": asks, **self.spec()}
+        return {"spec": spec, "numbers": self.numbers(), "index": self.index()}
+
 
 def pack_one(picture):
-    """The traits that make explore.js show one picture, without sliders."""
+    """The traits of a View that shows one picture, without sliders."""
     pack = _Pack()
     pack.add(picture)
-    spec = {"controls": [], "asks": False, **pack.spec()}
-    return {"spec": spec, "numbers": pack.numbers(), "index": pack.index()}
+    return pack.traits([], False)
 
 
 def _pack_grid(function, controls):

@@ -1,23 +1,14 @@
 """A picture that the kernel replaces while it works."""
 
-import anywidget
-import traitlets
-
-from .explore import HERE, pack_one
+from .explore import View, pack_one
 
 
-class Live(anywidget.AnyWidget):
+class Live(View):
     """Shows a Picture; `show` puts another in its place.
 
     There is no still image of it: what a page without a kernel shows is the
     picture that is drawn at the end.
     """
-
-    _esm = HERE / "explore.js"
-    _css = HERE / "explore.css"
-    spec = traitlets.Dict().tag(sync=True)
-    numbers = traitlets.Bytes().tag(sync=True)
-    index = traitlets.Bytes().tag(sync=True)
 
     def __init__(self, picture):
         super().__init__(**pack_one(picture))

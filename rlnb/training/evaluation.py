@@ -9,6 +9,7 @@ from ..kl import kl_divergence
 from .task import ANSWERS, NUMBERS
 
 CHUNK = 250
+MEASURES = "reward", "kl", "entropy"
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,7 @@ class Evaluation:
 
     def means(self, index=slice(None)):
         """Means over the prompts of `index`: reward, kl and entropy, floats."""
-        return {
-            name: getattr(self, name)[index].mean().item()
-            for name in ("reward", "kl", "entropy")
-        }
+        return {name: getattr(self, name)[index].mean().item() for name in MEASURES}
 
 
 @torch.no_grad()

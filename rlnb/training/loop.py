@@ -130,8 +130,7 @@ class Updater:
             refuse("processes", processes.count(), most)
         self.policy, self.config, self.prompts = policy, config, prompts
         # the reference does not change: its log-probabilities, once for all
-        with torch.no_grad():
-            self.logq = quietly(reference, prompts)
+        self.logq = quietly(reference, prompts)
         self.reward = strict_reward(answers, self.logq.dtype)
         self.weights = as_one_vector(policy)
         self.optimizer = torch.optim.Adam(

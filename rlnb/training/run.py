@@ -14,13 +14,11 @@ from ..inputs import refuse
 from . import checkpoint, processes
 from .checks import Check, exact_checks, first_ratio
 from .config import TrainConfig
-from .evaluation import Evaluation, enumerated, quietly
+from .evaluation import MEASURES, Evaluation, enumerated, quietly
 from .loop import Updater
 from .policy import Policy, digest, freeze_reference
 from .task import Task, addition
 from .warmup import warm_up
-
-MEASURES = "reward", "kl", "entropy"
 
 
 @dataclass
@@ -144,7 +142,7 @@ class _Run:
         self.history.note(0, self.groups, self.evaluate())
 
     def go(self, watch, stop):
-        config, first, stopped = self.config, self.done, False
+        config, first, stopped, exact = self.config, self.done, False, None
         while self.done < config.updates and not stopped:
             self.pending += self.updater.update(self.done)
             self.done += 1
@@ -163,9 +161,11 @@ class _Run:
             if due:  # watch may have asked for it
                 stopped = processes.anywhere(stop.is_set())
         if self.pending:
-            self.read()
+            exact = self.read()
             self.save()
-        return self.result(stopped and self.done < config.updates)
+        if exact is None:  # resumed at its end
+            exact = self.evaluate()
+        return self.result(exact, stopped and self.done < config.updates)
 
     def read(self):
         """Bring the batches' figures from the device; evaluate. All must be finite."""
@@ -223,12 +223,11 @@ class _Run:
 
     def evaluate(self):
         """Everything enumerated, as evaluate(policy, reference, ...) does."""
-        with torch.no_grad():
-            logp = quietly(self.policy, self.task.prompts)
+        logp = quietly(self.policy, self.task.prompts)
         return enumerated(logp, self.logq, self.task.answers)
 
-    def result(self, stopped):
-        seconds, after = self.seconds, self.evaluate()
+    def result(self, after, stopped):
+        seconds = self.seconds
         if self.history.at[-1] != self.done:
             self.history.note(self.done, self.groups, after)
         digests = {
@@ -244,7 +243,7 @@ class _Run:
             Check("the policy's sha256 is another", float(still), 0),
             Check("p/o is exactly 1 in the first batch", self.off, 0),
             *exact_checks(
-                self.policy, self.reference, self.task,
+                self.policy, self.reference, after, self.task,
                 self.groups["trained"], self.config.beta,
             ),
             Check("all processes end with equal weights", float(len(set(ends)) - 1), 0),

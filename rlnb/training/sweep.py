@@ -15,10 +15,9 @@ from torch.func import functional_call, stack_module_state, vmap
 from ..inputs import refuse
 from .checks import first_ratio
 from .config import TrainConfig
-from .evaluation import Evaluation, enumerated, quietly
+from .evaluation import MEASURES, Evaluation, enumerated, quietly
 from .loop import backward, noise
 from .policy import freeze_reference
-from .run import MEASURES
 from .task import addition, strict_reward
 from .warmup import warm_up
 
@@ -70,8 +69,7 @@ def sweep(config, betas, seeds, *, start=None, watch=None):
     logq, groups = quietly(reference, task.prompts), task.groups(config.prompts)
     ends = {}
     for pair, policy in policies.items():
-        with torch.no_grad():
-            logp = quietly(policy, task.prompts)
+        logp = quietly(policy, task.prompts)
         ends[pair] = enumerated(logp, logq, task.answers)
         if not ends[pair].kl.isfinite().all():
             beta, seed = pair
@@ -108,8 +106,7 @@ class _Updater:
         )  # fmt: skip
         trained = task.groups(self.config.prompts)["trained"]
         self.prompts = task.prompts[trained]
-        with torch.no_grad():
-            self.logq = quietly(reference, self.prompts)
+        self.logq = quietly(reference, self.prompts)
         self.reward = strict_reward(task.answers[trained], self.logq.dtype)
         betas = [[[m.beta]] for m in members]
         self.beta = torch.tensor(betas, dtype=self.logq.dtype, device=self.logq.device)
